@@ -59,6 +59,8 @@ pub struct Ours<T: Transport> {
     bytes: u64,
     region: Option<Region>,
     data: Vec<u8>,
+    /// Whether READs are those that only the server's process answers.
+    is_by_server: bool,
 }
 
 impl<T: Transport> Ours<T> {
@@ -76,11 +78,21 @@ impl<T: Transport> Ours<T> {
         let bytes = bytes as u64;
         let region = match operation {
             Operation::Read | Operation::Write => {
-                Some(client.create_at(bytes, Placement::Node(server)).map_err(|e| e.to_string())?)
+                let place = Placement::Node(server);
+                let region = client.create_at(bytes, place).map_err(|e| e.to_string())?;
+                client.write(region.base(), &data).map_err(|e| e.to_string())?;
+                Some(region)
             }
             Operation::Create | Operation::Delete => None,
         };
-        Ok(Self { client, operation, server, bytes, region, data })
+        Ok(Self { client, operation, server, bytes, region, data, is_by_server: false })
+    }
+
+    /// READs that accept stale data: the kernel never answers them, and without leases the server's
+    /// process does for them what it does for all READs.
+    #[must_use]
+    pub fn by_server(self) -> Self {
+        Self { is_by_server: true, ..self }
     }
 
     /// Frees the memory and returns the client.
@@ -113,7 +125,7 @@ impl<T: Transport> Ours<T> {
 
 impl<T: Transport> Contestant for Ours<T> {
     fn name(&self) -> &str {
-        self.operation.name()
+        if self.is_by_server { "READ, by the server" } else { self.operation.name() }
     }
 
     fn prepare(&mut self) -> Result<(), String> {
@@ -130,7 +142,12 @@ impl<T: Transport> Contestant for Ours<T> {
             Operation::Delete => self.delete(),
             Operation::Read => {
                 let base = self.base()?;
-                self.client.read(base, &mut self.data).map_err(|error| error.to_string())
+                let read = if self.is_by_server {
+                    self.client.read_stale(base, &mut self.data).map(drop)
+                } else {
+                    self.client.read(base, &mut self.data)
+                };
+                read.map_err(|error| error.to_string())
             }
             Operation::Write => {
                 let base = self.base()?;

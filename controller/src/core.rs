@@ -185,8 +185,21 @@ pub struct Node {
     pub gone_since: Instant,
     /// Its last reported number of free pages; after a restart an estimate until its next report.
     pub free_pages: Option<u64>,
+    /// The READs that the kernel answers for a memory node, as last reported.
+    pub direct_reads: Option<DirectReads>,
     /// The free pages that clients were last notified of.
     reported_pages: u64,
+}
+
+/// The READs of a memory node that the kernel answers before they reach it.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct DirectReads {
+    /// Why it answers none; empty if it answers.
+    pub refusal: String,
+    /// READs that it answered.
+    pub answered_count: u64,
+    /// READs that it passed on.
+    pub passed_count: u64,
 }
 
 impl Node {
@@ -194,7 +207,15 @@ impl Node {
         let live = record.attached;
         let free_pages = record.level.map(|level| weight::pages(level).min(record.capacity_pages));
         let reported_pages = free_pages.unwrap_or(0);
-        Self { record, live, last_seen: now, gone_since: now, free_pages, reported_pages }
+        Self {
+            record,
+            live,
+            last_seen: now,
+            gone_since: now,
+            free_pages,
+            direct_reads: None,
+            reported_pages,
+        }
     }
 }
 
@@ -436,6 +457,13 @@ impl Core {
             self.dirty = true;
         }
         Ok(())
+    }
+
+    /// Records what a memory node reported of READs that the kernel answers.
+    pub fn note_direct_reads(&mut self, node: NodeId, report: Option<DirectReads>) {
+        if let Some(node) = self.nodes.get_mut(&node) {
+            node.direct_reads = report;
+        }
     }
 
     /// Handles a heartbeat, with a memory node's number of free pages.

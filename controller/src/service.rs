@@ -19,7 +19,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
 use crate::core::{
-    Attachment, Carrier, Join, JoinError, Member, MemberError, Previous, Role, check_names,
+    Attachment, Carrier, DirectReads, Join, JoinError, Member, MemberError, Previous, Role,
+    check_names,
 };
 use crate::shared::{CallCounts, SharedState};
 use crate::store::StoreError;
@@ -158,9 +159,11 @@ impl Controller for Northbound {
         let (free_pages, version) = (request.free_pages, request.memory_nodes_version);
         // A value above the last generation means the last one.
         let wanted = u16::try_from(request.wanted_arena_generation).unwrap_or(u16::MAX);
+        let direct_reads = request.direct_reads.map(DirectReads::from);
         let shared = Arc::clone(&self.shared);
         let response = self.shared.change(move |core, now| {
             core.heartbeat(now, who, free_pages)?;
+            core.note_direct_reads(who.node, direct_reads);
             core.reserve(who, wanted)?;
             let own = core.node(who.node).and_then(|node| core.switch_of(&node.record));
             let installed = shared.is_installed_for(own);

@@ -11,7 +11,10 @@ use core::ops::Range;
 use std::collections::VecDeque;
 
 use arrayvec::ArrayVec;
-use bluebridge_protocol::store::{Access, Creator, Grant, PageStore, PageWrite, StoreUsage};
+use bluebridge_protocol::{
+    direct::Shared,
+    store::{Access, Creator, Grant, PageStore, PageWrite, StoreUsage},
+};
 use bluebridge_wire::{
     ArenaGeneration, Location, NodeId, Space, Status,
     address::{LINE_PAGES, PAGE_BYTES, PAGE_SHIFT, SHARD_SHIFT},
@@ -21,7 +24,12 @@ use self::{
     colour::{CHOICE, Colour, Palette},
     pages::{Contents, NewBytes, Pages, Use},
 };
-use crate::{extent_tree::ExtentTree, kept::ShardMemory, memory::Memory, survey};
+use crate::{
+    extent_tree::ExtentTree,
+    kept::{PageRecord, ShardMemory},
+    memory::Memory,
+    survey,
+};
 
 pub use self::pages::Damaged;
 
@@ -536,6 +544,15 @@ impl Arena {
     }
 }
 
+#[cfg(test)]
+impl Arena {
+    /// A page stays in the middle of a change.
+    pub(crate) fn stop_in_change(&mut self, page: u64) {
+        let number = self.number(page);
+        self.pages.stop_in_change(number);
+    }
+}
+
 /// A number of pages of this memory, which therefore fits.
 fn index_of(pages: u64) -> usize {
     usize::try_from(pages).unwrap_or(usize::MAX)
@@ -698,7 +715,17 @@ impl PageStore for Arena {
     }
 
     fn version(&self, page: u64) -> u64 {
-        self.index(page).map_or(0, |number| self.pages.state(number).version)
+        self.index(page).map_or(0, |number| self.pages.state(number).version())
+    }
+
+    fn shared(&self) -> Shared<'_> {
+        self.pages.shared()
+    }
+
+    fn set_leased(&mut self, page: u64, is_leased: bool) {
+        if let Some(number) = self.index(page) {
+            self.pages.mark(number, if is_leased { PageRecord::LEASED } else { 0 });
+        }
     }
 
     fn keep_fence(&mut self, space: Space, node: NodeId, incarnation: u32) {

@@ -17,7 +17,10 @@ pub(crate) mod stores;
 #[cfg(test)]
 mod tests;
 
-use crate::memory::{Memory, Table};
+use crate::{
+    direct::SharedPart,
+    memory::{Memory, Table},
+};
 use layout::Places;
 use redo::RedoRecord;
 
@@ -38,7 +41,12 @@ pub use file::{ArenaFile, ArenaFileError, Holder, Kept, Listed, list};
 )]
 #[repr(C)]
 pub(crate) struct PageRecord {
-    pub(crate) version: u64,
+    /// Odd while the page changes; its half is the page's version. Everything about the page changes
+    /// inside of this sequence lock, except `marks` and `is_complete`.
+    pub(crate) sequence: u64,
+    /// The CRC32C of the whole page in the lower half, if the upper half is the lower half of
+    /// `sequence`. Direct readers fill it in.
+    pub(crate) checksum: u64,
     /// Pages of the allocation (head), or pages back to the head (body).
     pub(crate) link: u32,
     /// Its colour, or the last colour that it had: a generation and a tag.
@@ -50,10 +58,25 @@ pub(crate) struct PageRecord {
     pub(crate) contents: u8,
     /// In a head, whether the requester may know the allocation.
     pub(crate) is_complete: u8,
-    pub(crate) unused: [u8; 3],
+    /// Why direct readers must not answer for the page: [`PageRecord::LEASED`].
+    pub(crate) marks: u8,
+    pub(crate) unused: [u8; 2],
 }
 
-const _: () = assert!(size_of::<PageRecord>() == 24);
+const _: () = assert!(size_of::<PageRecord>() == 32);
+
+impl PageRecord {
+    /// The page is leased.
+    pub(crate) const LEASED: u8 = 1;
+
+    /// A checksum that is not known: no even sequence has this half.
+    pub(crate) const NO_CHECKSUM: u64 = !0;
+
+    /// Counts the changes of the page.
+    pub(crate) const fn version(&self) -> u64 {
+        self.sequence / 2
+    }
+}
 
 /// For whom an allocation was made, as it is kept.
 #[derive(
@@ -76,6 +99,8 @@ pub(crate) struct KeptShard {
     pub(crate) worn: Table<u64>,
     /// The highest incarnation by space and node; 0 if the node was never seen.
     pub(crate) fences: Table<u32>,
+    /// What it shares with direct readers; `None` if it has none.
+    pub(crate) shared: Option<SharedPart>,
     /// The places in `worn` and `fences`.
     pub(crate) places: Places,
     /// Whether it holds the contents of an earlier process.

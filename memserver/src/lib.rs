@@ -6,6 +6,7 @@
 //! * [`run`]: a whole server with a shard per carrier, its live statistics, and its stop.
 //! * [`survey`]: lists or frees allocations of a shard for an operator.
 //! * [`Member`]: a server that joined a rack, serves as its controller allows, and leaves.
+//! * [`direct`]: READs that a program in the kernel answers.
 //! * `extent_tree` finds free pages, `backlog` decides which request is next; [`memory`] and `reserve`
 //!   provide the bytes of an arena, [`statistics`] the counters of a shard.
 //!
@@ -28,6 +29,7 @@
 
 pub mod arena;
 mod backlog;
+pub mod direct;
 mod extent_tree;
 pub mod kept;
 mod member;
@@ -43,4 +45,4 @@ pub use kept::{ArenaFile, ArenaFileError, ShardMemory};
 pub use member::{Member, MemberError};
 pub use memory::{Memory, PageKind};
 pub use reserve::{Claim, Reservation, ReserveError, Reserved};
-pub use server::{Server, ServerConfig, StartError, run, run_with};
+pub use server::{DirectInterface, Server, ServerConfig, StartError, run, run_with};

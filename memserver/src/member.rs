@@ -131,6 +131,7 @@ impl Member {
                 refusals.log(statistics::refusals(&self.server.statistics()));
             }
             self.membership.report_free_pages(self.free_pages());
+            self.membership.report_direct_reads(operator::direct_reads(&self.server));
             while let Some(query) = self.membership.next_query() {
                 let node = self.membership.assignment().node;
                 let reply = operator::reply(query.query(), node, &self.server);

@@ -5,7 +5,7 @@
 use core::{
     ops::{Deref, DerefMut, Range},
     ptr::NonNull,
-    sync::atomic::{AtomicU32, Ordering, compiler_fence},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence},
 };
 use std::sync::Arc;
 
@@ -38,6 +38,8 @@ struct Mapping {
     bytes: usize,
     /// Keeps the memory accessible for sharing it later; `None` if it is private.
     _file: Option<OwnedFd>,
+    /// A file that is locked as long as the mapping exists.
+    _locked: Option<OwnedFd>,
 }
 
 // SAFETY: the mapping is only an address range; `Part` decides who may access which part of it, and
@@ -72,8 +74,9 @@ impl Deref for Part {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the part is mapped, readable, initialized by the system, and only this value can
-        // access it.
+        // SAFETY: the part is mapped, readable, initialized by the system, and only this value of
+        // this program can access it. A program in the kernel may read it, too; of page records it
+        // writes the checksum, a word that this program stores and never reads.
         unsafe { core::slice::from_raw_parts(self.start(), self.range.len()) }
     }
 }
@@ -197,10 +200,30 @@ pub(crate) fn store_in_order(word: &mut u32, value: u32) {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// Maps a whole file of `bytes` bytes.
-pub(crate) fn map_kept(file: OwnedFd, bytes: usize) -> Result<Part, Errno> {
+/// Stores a word before all stores that follow it in the program, as another core sees them.
+pub(crate) fn store_before(word: &mut u64, value: u64) {
+    // SAFETY: the word is aligned, borrowed exclusively, and not used otherwise while the atomic exists.
+    let word = unsafe { AtomicU64::from_ptr(word) };
+    word.store(value, Ordering::Relaxed);
+    fence(Ordering::Release);
+}
+
+/// Stores a word after all stores that precede it in the program, as another core sees them.
+pub(crate) fn store_after(word: &mut u64, value: u64) {
+    // SAFETY: as in `store_before`.
+    let word = unsafe { AtomicU64::from_ptr(word) };
+    word.store(value, Ordering::Release);
+    compiler_fence(Ordering::SeqCst);
+}
+
+/// Maps a whole file, or a BPF map, of `bytes` bytes, and keeps another file open with it.
+pub(crate) fn map_kept(
+    file: OwnedFd,
+    bytes: usize,
+    locked: Option<OwnedFd>,
+) -> Result<Part, Errno> {
     let start = map_shared(&file, bytes)?;
-    let mapping = Mapping { start, bytes, _file: Some(file) };
+    let mapping = Mapping { start, bytes, _file: Some(file), _locked: locked };
     Ok(Part { mapping: Arc::new(mapping), range: 0..bytes })
 }
 
@@ -228,7 +251,7 @@ pub(crate) fn map(bytes: usize, kind: PageKind, is_shared: bool) -> Result<Part,
     } else {
         (map_private(bytes)?, None)
     };
-    let mapping = Mapping { start, bytes, _file: file };
+    let mapping = Mapping { start, bytes, _file: file, _locked: None };
     if kind == PageKind::Transparent {
         // SAFETY: the advice has no effect that a program can observe.
         unsafe { mm::madvise(start.as_ptr().cast(), bytes, Advice::LinuxHugepage) }?;

@@ -5,6 +5,7 @@ use std::{fs, ops::ControlFlow};
 use rustix::io::Errno;
 
 use crate::{
+    direct::{DirectMemory, NoDirectReads},
     kept::ShardMemory,
     memory::{self, HUGE_PAGE_BYTES, Memory, PageKind},
 };
@@ -47,6 +48,8 @@ pub struct Reserved {
     pub page_kind: PageKind,
     /// Why better kinds were not available; empty if the best was.
     pub refusals: Vec<(PageKind, String)>,
+    /// What the kernel needs to answer READs of it, or why it does not.
+    pub direct: Result<DirectMemory, NoDirectReads>,
 }
 
 /// The memory is not available; the operator must request less, free some, or raise a limit.
@@ -171,7 +174,7 @@ impl Reservation {
             .into_iter()
             .map(|part| Memory::mapped(part).into())
             .collect();
-        Ok(Reserved { parts, page_kind, refusals })
+        Ok(Reserved { parts, page_kind, refusals, direct: Err(NoDirectReads::NotKept) })
     }
 
     /// Maps the best available kind of pages.

@@ -239,6 +239,7 @@ impl<T: Transport, S: Store> Shard<T, S> {
             for order in control.orders.try_iter() {
                 self.execute(order, &control.statistics);
             }
+            self.responder.publish(&self.store);
             let is_surveying = self.survey(&control.statistics);
             let count = if self.backlog.is_empty() && !is_surveying {
                 self.wait(now, ends_at, control)?

@@ -20,6 +20,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::{
     Arena, ArenaConfig, Claim, Damaged, PageKind, Reservation, ReserveError, Reserved,
+    direct::{DirectMemory, DirectReads, NoDirectReads, ReadCounts},
     serve::{Idle, Order, ServeError, Shard, ShardControl},
     statistics::{ShardStatistics, Snapshot},
     survey::{Findings, Query, Survey},
@@ -69,6 +70,20 @@ pub struct ServerConfig {
     pub cores: Vec<usize>,
     /// Makes session ids unpredictable.
     pub seed: u64,
+    /// The interface on which the kernel answers READs, if the memory allows it.
+    pub direct: Option<DirectInterface>,
+}
+
+/// The interface through which a server's requests come.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct DirectInterface {
+    /// Its name, in the namespace of the thread that starts the server.
+    pub name: String,
+    /// The longest IP packet that it sends, in bytes.
+    pub mtu: u32,
+    /// Whether it is one end of a veth pair whose other end is in another namespace: answers then
+    /// get there without a queue in between.
+    pub has_far_peer: bool,
 }
 
 impl ServerConfig {
@@ -94,6 +109,7 @@ impl ServerConfig {
             idle: Idle::default(),
             cores: Vec::new(),
             seed,
+            direct: None,
         }
     }
 
@@ -202,6 +218,7 @@ pub struct Server {
     shards: Vec<RunningShard>,
     stop: Arc<AtomicBool>,
     page_kind: PageKind,
+    direct: Result<DirectReads, NoDirectReads>,
 }
 
 /// Starts a server with a shard per carrier.
@@ -254,13 +271,30 @@ where
         responder.begin(transport.now(), &store);
         shards.push(Shard::new(transport, responder, store, config.idle));
     }
-    let mut server =
-        Server { shards: Vec::new(), stop: Arc::default(), page_kind: reserved.page_kind };
+    let direct = begin_direct_reads(config, reserved.direct);
+    let (stop, page_kind) = (Arc::default(), reserved.page_kind);
+    let mut server = Server { shards: Vec::new(), stop, page_kind, direct };
     for (number, shard) in shards.into_iter().enumerate() {
         let core = config.cores.get(number).copied();
         server.start(number, shard, core).map_err(StartError::Thread)?;
     }
     Ok(server)
+}
+
+/// The kernel answers READs from now on, as far as the responders have opened their shards to it.
+fn begin_direct_reads(
+    config: &ServerConfig,
+    memory: Result<DirectMemory, NoDirectReads>,
+) -> Result<DirectReads, NoDirectReads> {
+    let interface = config.direct.as_ref().ok_or(NoDirectReads::Off);
+    let direct = memory.and_then(|memory| {
+        DirectReads::begin(&memory, config.node, config.incarnation, interface?)
+    });
+    match &direct {
+        Ok(_) => tracing::info!("the kernel answers READs of single pages"),
+        Err(reason) => tracing::info!(%reason, "this process answers all READs"),
+    }
+    direct
 }
 
 fn shard_count(carriers: usize) -> Result<u16, StartError> {
@@ -296,6 +330,14 @@ impl Server {
     #[must_use]
     pub const fn page_kind(&self) -> PageKind {
         self.page_kind
+    }
+
+    /// The READs that the kernel answers and passes on, or why it answers none.
+    ///
+    /// # Errors
+    /// The reason.
+    pub fn direct_reads(&self) -> Result<ReadCounts, &NoDirectReads> {
+        self.direct.as_ref().map(DirectReads::counts)
     }
 
     /// Serving cores.
@@ -386,6 +428,7 @@ impl Server {
 
     fn end(&mut self) -> Result<Vec<Snapshot>, ServeError> {
         self.stop.store(true, Ordering::Relaxed);
+        self.direct = Err(NoDirectReads::Off);
         let mut first_error = Ok(());
         let mut snapshots = Vec::with_capacity(self.shards.len());
         for (number, shard) in (0..).zip(self.shards.drain(..)) {

@@ -1,7 +1,7 @@
 //! The heartbeat thread: joins, sends heartbeats, leaves.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, PoisonError, mpsc};
 use std::time::Duration;
 
 use bluebridge_wire::ArenaGeneration;
@@ -310,6 +310,12 @@ impl Member {
             free_pages: self.shared.free_pages.load(Ordering::Relaxed),
             memory_nodes_version: self.version,
             wanted_arena_generation: self.shared.wanted_generation.load(Ordering::Relaxed).into(),
+            direct_reads: self
+                .shared
+                .direct_reads
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone(),
         };
         let response = match timeout(
             patience,

@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use crate::attend::{PendingQueries, PendingQuery};
 use crate::error::MembershipError;
 use crate::heartbeat::{self, LeaveRequest};
+use crate::proto;
 use crate::registration::{Assignment, MemoryNodeStatus, Registration};
 
 /// The interval at which a join checks with its caller whether to continue.
@@ -86,6 +87,7 @@ pub(crate) struct Shared {
     expulsion: Arc<OnceLock<Arc<str>>>,
     pub(crate) free_pages: AtomicU64,
     pub(crate) wanted_generation: AtomicU16,
+    pub(crate) direct_reads: Mutex<Option<proto::DirectReads>>,
     pub(crate) heartbeat_count: AtomicU64,
     pub(crate) heartbeat_now: Notify,
     /// A heartbeat found the controller again.
@@ -101,6 +103,7 @@ impl Shared {
             expulsion: Arc::default(),
             free_pages: AtomicU64::new(free_pages),
             wanted_generation: AtomicU16::new(0),
+            direct_reads: Mutex::default(),
             heartbeat_count: AtomicU64::new(0),
             heartbeat_now: Notify::new(),
             found_again: Notify::new(),
@@ -281,6 +284,11 @@ impl Membership {
         if leap {
             self.shared.heartbeat_now.notify_one();
         }
+    }
+
+    /// Reports the READs that the kernel answers, with the next heartbeat.
+    pub fn report_direct_reads(&self, report: proto::DirectReads) {
+        *self.shared.direct_reads.lock().unwrap_or_else(PoisonError::into_inner) = Some(report);
     }
 
     /// Requests arena generations for a memory node's arena, up to `wanted`. The next heartbeat carries

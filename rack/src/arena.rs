@@ -7,6 +7,7 @@ use std::hash::{Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use bluebridge_bpf::fs::{arena_id, remove_arena_pin};
 use rustix::fs::{Access, access, statfs};
 
 use crate::daemon::arena_of;
@@ -63,6 +64,12 @@ pub(crate) fn remove(directory: &Path, state: Option<&RackState>) -> io::Result<
     }
     let (mut removed, mut result) = (0, Ok(()));
     for file in files {
+        // The memory of servers whose READs the kernel answers is in a map with this id.
+        if let Ok(Some(id)) = arena_id(&file)
+            && let Err(error) = remove_arena_pin(&id)
+        {
+            result = result.and(Err(io::Error::new(error.source.kind(), error)));
+        }
         match fs::remove_file(file) {
             Ok(()) => removed += 1,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}

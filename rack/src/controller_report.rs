@@ -152,6 +152,38 @@ pub struct NodeReport {
     pub anycast_weight: u32,
     /// Milliseconds since its last heartbeat.
     pub silent_ms: u64,
+    /// The READs of a memory node that the kernel answers, as last reported.
+    pub direct_reads: Option<DirectReadsReport>,
+}
+
+/// The READs of a memory node that the kernel answers before they reach it.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize)]
+pub struct DirectReadsReport {
+    /// Why it answers none.
+    pub refusal: Option<String>,
+    /// READs that it answered.
+    pub answered_count: u64,
+    /// READs that it passed on to the memory node.
+    pub passed_count: u64,
+}
+
+impl From<&proto::DirectReads> for DirectReadsReport {
+    fn from(reads: &proto::DirectReads) -> Self {
+        let refusal = (!reads.refusal.is_empty()).then(|| reads.refusal.clone());
+        let (answered_count, passed_count) = (reads.answered_count, reads.passed_count);
+        Self { refusal, answered_count, passed_count }
+    }
+}
+
+impl fmt::Display for DirectReadsReport {
+    /// Their share of all READs, in a column of a table.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.refusal.is_some(), self.answered_count + self.passed_count) {
+            (true, _) => f.write_str("off"),
+            (false, 0) => f.write_str("on"),
+            (false, all) => write!(f, "{} %", self.answered_count.saturating_mul(100) / all),
+        }
+    }
 }
 
 /// An entry, group or setting of a switch in the controller's view.
@@ -391,6 +423,7 @@ impl NodeReport {
             free_pages: node.free_pages,
             anycast_weight: node.anycast_weight,
             silent_ms: node.silent_ms,
+            direct_reads: node.direct_reads.as_ref().map(DirectReadsReport::from),
         }
     }
 }

@@ -133,6 +133,7 @@ pub fn stages(state: &RackState, layout: &Layout, directory: &Path) -> Vec<Vec<D
                     tracing::info!(%node, "no room to keep the memory of a server beyond its process");
                 }
                 let arena = arena.map_or(NO_ARENA_FILE.to_owned(), |file| file.display().to_string());
+                let direct_reads = if state.spec.direct_reads { "auto" } else { "off" };
                 let arguments = words(&[
                     MEMORY_SERVER,
                     "--name",
@@ -145,6 +146,8 @@ pub fn stages(state: &RackState, layout: &Layout, directory: &Path) -> Vec<Vec<D
                     &layout.controller().to_string(),
                     "--memory",
                     &state.spec.memory.to_string(),
+                    "--direct-reads",
+                    direct_reads,
                     ARENA_FILE,
                     &arena,
                 ]);

@@ -143,6 +143,7 @@ mod tests {
             switch: DataPlane::Soft,
             memory: ByteSize(1 << 20),
             redirects: Redirects::default(),
+            direct_reads: true,
         };
         let daemons = names.iter().map(|name| DaemonRecord {
             name: (*name).to_owned(),

@@ -263,6 +263,13 @@ pub struct RackSpec {
     /// Which leased pages are redirected.
     #[serde(default)]
     pub redirects: Redirects,
+    /// Whether the kernel answers READs where it can.
+    #[serde(default = "yes")]
+    pub direct_reads: bool,
+}
+
+const fn yes() -> bool {
+    true
 }
 
 impl RackSpec {

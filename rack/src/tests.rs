@@ -21,6 +21,7 @@ pub(crate) fn spec(name: &str, servers: u16, clients: u16) -> RackSpec {
         switch: DataPlane::Soft,
         memory: ByteSize(256 << 20),
         redirects: Redirects::default(),
+        direct_reads: true,
     }
 }
 

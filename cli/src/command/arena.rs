@@ -67,7 +67,7 @@ enum Found {
 
 impl From<Listed> for Row {
     fn from(listed: Listed) -> Self {
-        let Listed { path, bytes, is_arena, holder, process } = listed;
+        let Listed { path, bytes, is_arena, holder, process, .. } = listed;
         let found = Found::File {
             bytes,
             is_arena,

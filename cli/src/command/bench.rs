@@ -92,6 +92,7 @@ impl Bench {
             switch: self.switch.unwrap_or(site.data_plane()),
             memory: ByteSize(1 << 30),
             redirects,
+            direct_reads: true,
         };
         let program = std::env::current_exe().context("cannot find this program's own path")?;
         let mut rack = Rack::build(site, spec, cancel.clone())?;

@@ -6,10 +6,12 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
-use bluebridge_memserver::kept::{Holder, Kept};
+use anyhow::{Context, anyhow};
+use bluebridge_memserver::direct::{self, NoDirectReads};
+use bluebridge_memserver::kept::{Holder, Kept, Listed};
 use bluebridge_memserver::{
-    ArenaFile, ArenaFileError, Claim, Member, Reservation, ReserveError, Reserved, ServerConfig,
+    ArenaFile, ArenaFileError, Claim, DirectInterface, Member, Reservation, ReserveError, Reserved,
+    ServerConfig,
 };
 use bluebridge_northbound::{
     Assignment, Attachment, Carrier, Membership, MembershipError, Options as MembershipOptions,
@@ -24,6 +26,7 @@ use bluebridge_rack::network::{
 use bluebridge_rack::process::holder_of_udp_port;
 use bluebridge_rack::readiness;
 use bluebridge_rack::spec::ByteSize;
+use bluebridge_switch::interface::Interface as Link;
 use bluebridge_transport::{
     OpenError,
     interface::Interface,
@@ -65,6 +68,10 @@ pub(super) struct MemoryServer {
     /// Drop what the arena's file holds, and begin empty. Needs --arena-file, except under systemd
     #[arg(long)]
     fresh: bool,
+    /// Let the kernel answer READs of single pages before they reach this process. It needs root, Linux 6.6 and
+    /// --arena-file. With `auto` the server tells why it cannot, and answers them itself
+    #[arg(long, value_enum, default_value_t = DirectChoice::Auto)]
+    direct_reads: DirectChoice,
     /// Microseconds to poll for the next request before sleeping
     #[arg(long, value_name = "US", default_value_t = 50)]
     spin: u64,
@@ -83,6 +90,13 @@ impl FromStr for ArenaChoice {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Ok(if text == "none" { Self::None } else { Self::File(text.into()) })
     }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum DirectChoice {
+    Auto,
+    On,
+    Off,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -114,13 +128,36 @@ pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
     let cancel = interrupt::watch().context("cannot watch for signals")?;
     let carriers = open_carriers(&options)?;
     // The memory comes first: the rack must not send requests to a server without memory.
-    let Some(memory) = ServerMemory::take(&options, &cancel)? else { return Ok(Exit::Ok) };
+    let mut refusal = probe_direct_reads(&options);
+    if options.direct_reads == DirectChoice::On
+        && let Err(reason) = &refusal
+    {
+        return Err(not_answered(reason));
+    }
+    let Some(memory) = ServerMemory::take(&options, &mut refusal, &cancel)? else {
+        return Ok(Exit::Ok);
+    };
+    if options.direct_reads == DirectChoice::On
+        && let Some(reason) = memory.direct_refusal()
+    {
+        return Err(not_answered(reason));
+    }
     let mut route = RequestRoute::open(&options.endpoint)?;
     report_progress("joining the rack");
     let Some(membership) = join(&options, &memory, &cancel)? else { return Ok(Exit::Ok) };
     let config = config(&options, membership.assignment())?;
-    let reserved = memory.assign(membership.assignment())?;
+    let mut reserved = memory.assign(membership.assignment())?;
+    if let Err(refusal) = refusal {
+        reserved.direct = Err(refusal);
+    }
     let mut member = Member::start(membership, &config, reserved, carriers)?;
+    if options.direct_reads == DirectChoice::On
+        && let Err(reason) = member.server().direct_reads()
+    {
+        let error = not_answered(reason);
+        member.stop()?;
+        return Err(error);
+    }
     readiness::report_ready();
     let served = member.serve_until(|| {
         route.look(Instant::now());
@@ -205,6 +242,24 @@ fn open_carriers(options: &MemoryServer) -> anyhow::Result<Vec<UdpTransport>> {
     })
 }
 
+fn not_answered(reason: &NoDirectReads) -> anyhow::Error {
+    anyhow!("the kernel cannot answer READs: {reason}; or start with --direct-reads auto")
+}
+
+/// Whether the kernel can answer READs of this server, as far as that can be known before it has memory.
+fn probe_direct_reads(options: &MemoryServer) -> Result<(), NoDirectReads> {
+    let is_there = || match &options.arena_file {
+        // The kernel could when this arena was made, and a restart is faster without another attempt.
+        Some(ArenaChoice::File(path)) => Listed::of(path).is_ok_and(|listed| listed.is_direct),
+        Some(ArenaChoice::None) | None => false,
+    };
+    match options.direct_reads {
+        DirectChoice::Off => Err(NoDirectReads::Off),
+        DirectChoice::Auto | DirectChoice::On if is_there() => Ok(()),
+        DirectChoice::Auto | DirectChoice::On => direct::probe(&options.endpoint.interface),
+    }
+}
+
 /// The memory of a server that has not joined yet.
 enum ServerMemory {
     /// It ends with this process.
@@ -215,7 +270,11 @@ enum ServerMemory {
 
 impl ServerMemory {
     /// Allocates the memory, or takes over that of an earlier process; `None` if it was stopped meanwhile.
-    fn take(options: &MemoryServer, cancel: &Cancel) -> anyhow::Result<Option<Self>> {
+    fn take(
+        options: &MemoryServer,
+        refusal: &mut Result<(), NoDirectReads>,
+        cancel: &Cancel,
+    ) -> anyhow::Result<Option<Self>> {
         let (path, is_chosen) = match &options.arena_file {
             Some(ArenaChoice::File(path)) => (path.clone(), true),
             None if is_systemd_service() => {
@@ -232,8 +291,18 @@ impl ServerMemory {
             spaces: vec![Space(options.endpoint.space)],
             claim: options.claim.into(),
             is_fresh: options.fresh,
+            is_direct: refusal.is_ok(),
         };
-        match file.open(|done, total| report_allocation(done, total, cancel)) {
+        let mut opened = file.open(|done, total| report_allocation(done, total, cancel));
+        if let Err(ArenaFileError::NoMap { error, .. }) = &mut opened
+            && options.direct_reads == DirectChoice::Auto
+        {
+            let error = std::mem::replace(error, ErrorKind::Other.into());
+            *refusal = Err(NoDirectReads::Map(error));
+            let file = ArenaFile { is_direct: false, ..file };
+            opened = file.open(|done, total| report_allocation(done, total, cancel));
+        }
+        match opened {
             Err(ArenaFileError::GivenUp) => Ok(None),
             Err(error @ (ArenaFileError::NoRoom { .. } | ArenaFileError::OnDisk { .. }))
                 if !is_chosen =>
@@ -242,6 +311,14 @@ impl ServerMemory {
                 Ok(reserve(options, cancel)?.map(Self::Own))
             }
             opened => Ok(Some(Self::Kept(opened?))),
+        }
+    }
+
+    /// Why the kernel cannot answer READs of it.
+    fn direct_refusal(&self) -> Option<&NoDirectReads> {
+        match self {
+            Self::Own(reserved) => reserved.direct.as_ref().err(),
+            Self::Kept(kept) => kept.direct_refusal(),
         }
     }
 
@@ -358,6 +435,13 @@ fn config(options: &MemoryServer, assignment: &Assignment) -> anyhow::Result<Ser
     config.claim = options.claim.into();
     config.default_quota_pages = options.quota;
     config.idle.spin = Duration::from_micros(options.spin);
+    let name = &options.endpoint.interface;
+    let found = Link::by_name(name).ok().flatten();
+    config.direct = found.map(|link| DirectInterface {
+        name: name.clone(),
+        mtu: link.mtu,
+        has_far_peer: link.has_far_peer,
+    });
     Ok(config)
 }
 

@@ -66,6 +66,7 @@ pub(super) fn run(page: Page, global: Global) -> anyhow::Result<Exit> {
         switch: switch.unwrap_or(site.data_plane()),
         memory: ByteSize(plan.bytes().saturating_mul(4).max(64 << 20)),
         redirects: Redirects::default(),
+        direct_reads: true,
     };
     let program = std::env::current_exe().context("cannot find this program's own path")?;
     let mut rack = Rack::build(&site, spec, cancel.clone())?;

@@ -3,6 +3,7 @@
 mod logs;
 mod part;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process;
@@ -98,6 +99,9 @@ pub(super) struct Up {
     /// Which leased pages the switch redirects to their owners
     #[arg(long, value_enum, default_value_t)]
     redirects: Redirects,
+    /// The servers' processes answer all READs, none is answered by the kernel
+    #[arg(long)]
+    no_direct_reads: bool,
     /// Time that each daemon may take to start, such as 15s
     #[arg(long, value_name = "TIME", default_value_t = Deadline(READY_DEADLINE))]
     deadline: Deadline,
@@ -150,6 +154,7 @@ fn up(up: Up, global: Global) -> anyhow::Result<Exit> {
         switch: up.switch.unwrap_or(site.data_plane()),
         memory: up.memory,
         redirects: up.redirects,
+        direct_reads: !up.no_direct_reads,
     };
     let program = std::env::current_exe().context("cannot find this program's own path")?;
     let cancel = interrupt::watch().context("cannot watch for signals")?;
@@ -335,7 +340,7 @@ fn report(status: &RackStatus, global: Global) -> anyhow::Result<()> {
 }
 
 /// The columns of the table of members.
-pub(crate) const MEMBER_COLUMNS: [&str; 12] = [
+pub(crate) const MEMBER_COLUMNS: [&str; 13] = [
     "member",
     "id",
     "prefix",
@@ -348,6 +353,7 @@ pub(crate) const MEMBER_COLUMNS: [&str; 12] = [
     "free pages",
     "of",
     "weight",
+    "direct reads",
 ];
 
 fn report_controller(controller: &ControllerReport) -> anyhow::Result<()> {
@@ -367,8 +373,18 @@ fn report_controller(controller: &ControllerReport) -> anyhow::Result<()> {
             pages(node.free_pages),
             pages(node.capacity_pages),
             pages(node.anycast_weight.into()),
+            node.direct_reads.as_ref().map_or_else(String::new, ToString::to_string),
         ]
     });
     output::table(&MEMBER_COLUMNS, nodes.collect())?;
+    let refusals = controller.nodes.iter().filter_map(|node| {
+        let refusal = node.direct_reads.as_ref()?.refusal.as_deref()?;
+        Some((refusal, node.name.as_str()))
+    });
+    let mut by_reason = BTreeMap::<_, Vec<_>>::new();
+    refusals.for_each(|(refusal, name)| by_reason.entry(refusal).or_default().push(name));
+    by_reason.into_iter().try_for_each(|(refusal, names)| {
+        output::prose(&format!("The kernel answers no READs of {}: {refusal}.", names.join(", ")))
+    })?;
     controller.switches.iter().try_for_each(|switch| output::prose(&switch.summary()))
 }

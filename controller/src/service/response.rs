@@ -10,7 +10,8 @@ use bluebridge_p4::words::{Match, Port, PortNames, act_of, match_of};
 use bluebridge_wire::{NodeId, Space};
 
 use crate::core::{
-    Body, Carrier, Core, HEARTBEATS_MISSED, Node, NodeRecord, Ports, Role, SwitchId, Tables,
+    Body, Carrier, Core, DirectReads, HEARTBEATS_MISSED, Node, NodeRecord, Ports, Role, SwitchId,
+    Tables,
 };
 use crate::driver::Installed;
 use crate::reconcile::{Desired, SwitchState, SwitchView};
@@ -125,6 +126,11 @@ fn describe(node: &Node, anycast_weight: u16) -> proto::Node {
         notices: record.notices,
         last_arena_generation: (*record.generations().end()).into(),
         silent_ms: u64::try_from(silent.as_millis()).unwrap_or(u64::MAX),
+        direct_reads: node.direct_reads.clone().map(|reads| proto::DirectReads {
+            refusal: reads.refusal,
+            answered_count: reads.answered_count,
+            passed_count: reads.passed_count,
+        }),
     }
 }
 
@@ -286,6 +292,17 @@ pub(super) fn port_names(core: &Core, switch: SwitchId) -> PortNames {
 
 const _: () =
     assert!(HEARTBEATS_MISSED == 3, "the API's description of NODE_STATE_SILENT says three");
+
+/// The longest reason that is kept, in characters.
+const REFUSAL_CHARS: usize = 300;
+
+impl From<proto::DirectReads> for DirectReads {
+    fn from(reads: proto::DirectReads) -> Self {
+        let proto::DirectReads { refusal, answered_count, passed_count } = reads;
+        let refusal = refusal.chars().filter(|c| !c.is_control()).take(REFUSAL_CHARS).collect();
+        Self { refusal, answered_count, passed_count }
+    }
+}
 
 #[cfg(test)]
 mod tests {

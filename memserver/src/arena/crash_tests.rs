@@ -36,15 +36,19 @@ impl File {
     }
 
     fn try_open(&self) -> Result<Kept, crate::ArenaFileError> {
-        let file = ArenaFile {
+        self.options().open(|_, _| ControlFlow::Continue(()))
+    }
+
+    fn options(&self) -> ArenaFile {
+        ArenaFile {
             path: self.0.clone(),
             bytes: u64::from(PAGES) * PAGE_BYTES as u64,
             shard_count: 1,
             spaces: vec![SPACE, OTHER],
             claim: Claim::Prefault,
             is_fresh: false,
-        };
-        file.open(|_, _| ControlFlow::Continue(()))
+            is_direct: false,
+        }
     }
 }
 
@@ -298,17 +302,17 @@ fn a_damaged_file_is_refused_or_harmless() {
     (0..200).for_each(|_| player.step(&mut arena));
     drop(arena);
     let whole = fs::read(&file.0).expect("it is there");
-    let pages = PAGES as usize * PAGE_BYTES;
-    let tables = whole.len() - pages;
+    let (redo, states) = file.options().layout().expect("it fits").places_of(0);
     let (mut refused, mut used) = (0, 0);
     for _ in 0..4000 {
         let mut image = whole.clone();
         for _ in 0..player.random.random_range(1..4) {
             let at = match player.random.random_range(0..3) {
                 0 => player.random.random_range(0..256),
-                1 => PAGE_BYTES + player.random.random_range(0..512),
-                // The states, which are followed by the page of the creators.
-                _ => tables - 2 * PAGE_BYTES + player.random.random_range(0..PAGES as usize * 24),
+                1 => redo + player.random.random_range(0..512),
+                _ => {
+                    states + player.random.random_range(0..PAGES as usize * size_of::<PageRecord>())
+                }
             };
             image[at] = match player.random.random_range(0..3) {
                 0 => 0xff,

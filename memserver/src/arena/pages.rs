@@ -6,7 +6,7 @@
 use core::ops::Range;
 
 use arrayvec::ArrayVec;
-use bluebridge_protocol::store::Creator;
+use bluebridge_protocol::{direct::Shared, store::Creator};
 use bluebridge_wire::{
     ArenaGeneration, NodeId, Space,
     address::{LINE_PAGES, PAGE_BYTES},
@@ -14,6 +14,7 @@ use bluebridge_wire::{
 
 use super::colour::Colour;
 use crate::{
+    direct::SharedPart,
     kept::{
         CreatorRecord, KeptShard, PageRecord, ShardMemory,
         layout::Places,
@@ -88,8 +89,8 @@ const fn contents_of(byte: u8) -> Contents {
     }
 }
 
-/// More changes than a page can have; a greater version is damaged.
-const VERSION_MAX: u64 = u64::MAX / 2;
+/// More than the changes that a page can have; a greater sequence is damaged.
+const SEQUENCE_MAX: u64 = u64::MAX / 2;
 
 /// Why kept memory cannot be taken over.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
@@ -142,6 +143,7 @@ struct Journal {
     redo: RedoRecord,
     worn: Table<u64>,
     fences: Table<u32>,
+    shared: Option<SharedPart>,
     places: Places,
 }
 
@@ -157,8 +159,8 @@ impl Pages {
                 kept: None,
             },
             Some(kept) => {
-                let KeptShard { states, creators, redo, worn, fences, places, .. } = kept;
-                let journal = Journal { redo, worn, fences, places };
+                let KeptShard { states, creators, redo, worn, fences, shared, places, .. } = kept;
+                let journal = Journal { redo, worn, fences, shared, places };
                 Self { memory: pages, states, creators, kept: Some(journal) }
             }
         }
@@ -167,12 +169,13 @@ impl Pages {
     /// The memory of which [`Self::new`] made it, with its contents.
     pub(super) fn into_memory(self) -> ShardMemory {
         let Self { memory: pages, states, creators, kept } = self;
-        let kept = kept.map(|Journal { redo, worn, fences, places }| KeptShard {
+        let kept = kept.map(|Journal { redo, worn, fences, shared, places }| KeptShard {
             states,
             creators,
             redo,
             worn,
             fences,
+            shared,
             places,
             has_contents: true,
         });
@@ -234,10 +237,10 @@ impl Pages {
     /// used then.
     pub(super) fn create(&mut self, pages: Range<usize>, colour: Colour, space: Space, worn: u64) {
         let before = &self.states[pages.clone()];
-        let highest = before.iter().map(|page| page.version).max().unwrap_or(0);
+        let sequence = next_sequence(before);
         let place = self.kept.as_ref().and_then(|journal| journal.places.space(space));
         let extent = Extent {
-            version: highest + 1,
+            sequence,
             worn,
             start: narrow(pages.start),
             pages: narrow(pages.len()),
@@ -257,10 +260,16 @@ impl Pages {
         stores::set(&mut self.states.as_mut()[number].is_complete, 1);
     }
 
+    /// Records why direct readers must not answer for a page, or that nothing prevents them.
+    pub(super) fn mark(&mut self, number: usize, marks: u8) {
+        stores::set(&mut self.states.as_mut()[number].marks, marks);
+    }
+
     /// Frees an extent.
     pub(super) fn delete(&mut self, pages: &Range<usize>) {
+        let sequence = next_sequence(&self.states[pages.clone()]);
         let (start, pages) = (narrow(pages.start), narrow(pages.len()));
-        let extent = Extent { start, pages, ..Extent::default() };
+        let extent = Extent { sequence, start, pages, ..Extent::default() };
         if let Some(journal) = &mut self.kept {
             journal.redo.begin_extent(redo::DELETE, extent);
         }
@@ -282,6 +291,12 @@ impl Pages {
             }
             number += usize::from(from == number);
         }
+    }
+
+    /// What direct readers share.
+    pub(super) fn shared(&self) -> Shared<'_> {
+        let shared = self.kept.as_ref().and_then(|journal| journal.shared.as_ref());
+        shared.map_or_else(Shared::default, SharedPart::all)
     }
 
     /// The spaces whose worn colours are kept.
@@ -318,7 +333,7 @@ impl Pages {
     fn part(&self, number: usize, start: usize, bytes: usize, is_zero: bool) -> PagePart {
         let state = &self.states[number];
         PagePart {
-            version: state.version + 1,
+            sequence: state.sequence + 2,
             number: narrow(number),
             start: u16::try_from(start).unwrap_or(u16::MAX),
             bytes: u16::try_from(bytes).unwrap_or(u16::MAX),
@@ -336,6 +351,7 @@ impl Pages {
         let bytes = &mut self.memory[number * PAGE_BYTES..(number + 1) * PAGE_BYTES];
         let state = &mut self.states.as_mut()[number];
         let before = contents_of(part.contents);
+        stores::begin_change(&mut state.sequence);
         if part.is_zero == 0 {
             if before == Contents::Leftover {
                 stores::clear(&mut bytes[..start]);
@@ -346,11 +362,12 @@ impl Pages {
         } else if before == Contents::Written {
             stores::clear(&mut bytes[start..end]);
         }
-        stores::set(&mut state.version, part.version);
+        stores::set(&mut state.checksum, PageRecord::NO_CHECKSUM);
+        stores::end_change(&mut state.sequence, part.sequence);
     }
 
     fn apply_create(&mut self, extent: &Extent) {
-        let Extent { version, worn, start, pages, colour, place, space } = *extent;
+        let Extent { sequence, worn, start, pages, colour, place, space } = *extent;
         let range = start as usize..start as usize + pages as usize;
         for (back, page) in (0..).zip(&mut self.states.as_mut()[range]) {
             let (part, link) = if back == 0 { (Use::HEAD, pages) } else { (Use::BODY, back) };
@@ -358,10 +375,16 @@ impl Pages {
                 Contents::ZEROS => Contents::ZEROS,
                 _ => Contents::LEFTOVER,
             };
-            let (is_complete, unused) = (0, [0; 3]);
-            let record =
-                PageRecord { version, link, colour, space, part, contents, is_complete, unused };
-            stores::set(page, record);
+            stores::begin_change(&mut page.sequence);
+            stores::set(&mut page.link, link);
+            stores::set(&mut page.colour, colour);
+            stores::set(&mut page.space, space);
+            stores::set(&mut page.part, part);
+            stores::set(&mut page.contents, contents);
+            stores::set(&mut page.is_complete, 0);
+            stores::set(&mut page.marks, 0);
+            stores::set(&mut page.checksum, PageRecord::NO_CHECKSUM);
+            stores::end_change(&mut page.sequence, sequence);
         }
         if let Some(journal) = &mut self.kept
             && let Some(known) = journal.worn.as_mut().get_mut(usize::from(place))
@@ -373,7 +396,9 @@ impl Pages {
     fn apply_delete(&mut self, extent: &Extent) {
         let range = extent.start as usize..extent.start as usize + extent.pages as usize;
         for page in &mut self.states.as_mut()[range] {
+            stores::begin_change(&mut page.sequence);
             stores::set(&mut page.part, Use::NONE);
+            stores::end_change(&mut page.sequence, extent.sequence);
         }
     }
 
@@ -395,6 +420,10 @@ impl Pages {
         let mut number = 0;
         while number < self.states.len() {
             let state = self.states[number];
+            if state.marks != 0 {
+                // Leases end with the process.
+                stores::set(&mut self.states.as_mut()[number].marks, 0);
+            }
             match state.role() {
                 Use::None => {
                     stores::set(&mut self.states.as_mut()[number].contents, Contents::WRITTEN);
@@ -402,6 +431,9 @@ impl Pages {
                 }
                 Use::Head | Use::Body => {
                     let end = number + state.link as usize;
+                    for body in number + 1..end {
+                        stores::set(&mut self.states.as_mut()[body].marks, 0);
+                    }
                     if state.is_complete == 0 {
                         self.delete(&(number..end));
                         freed += 1;
@@ -471,7 +503,8 @@ impl Pages {
         let mut number = 0;
         while let Some(head) = self.states.get(number) {
             let damaged = |number| Damaged::Page { page: narrow(number) };
-            if head.part > Use::BODY || head.version > VERSION_MAX {
+            let is_changing = !head.sequence.is_multiple_of(2);
+            if head.part > Use::BODY || head.sequence > SEQUENCE_MAX || is_changing {
                 return Err(damaged(number));
             }
             number += match head.role() {
@@ -485,6 +518,7 @@ impl Pages {
                     let bodies = bodies.ok_or(damaged(number))?;
                     for (back, body) in (1..).zip(bodies) {
                         let is_its = body.part == Use::BODY
+                            && body.sequence.is_multiple_of(2)
                             && body.link == back
                             && (body.colour, body.space) == (head.colour, head.space);
                         if !is_its {
@@ -499,6 +533,11 @@ impl Pages {
     }
 }
 
+/// A sequence that none of the pages had.
+fn next_sequence(pages: &[PageRecord]) -> u64 {
+    pages.iter().map(|page| page.sequence).max().unwrap_or(0) + 2
+}
+
 /// A page's number or a number of pages; a shard has less than 2^32.
 fn narrow(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
@@ -506,6 +545,11 @@ fn narrow(number: usize) -> u32 {
 
 #[cfg(test)]
 impl Pages {
+    /// A page stays in the middle of a change.
+    pub(super) fn stop_in_change(&mut self, number: usize) {
+        stores::begin_change(&mut self.states.as_mut()[number].sequence);
+    }
+
     pub(super) fn all_bytes(&self) -> &[u8] {
         &self.memory
     }

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use bluebridge_bpf::fs::ARENA_ID_AT;
 use bluebridge_wire::{ArenaGeneration, NodeId, Space, address::PAGE_BYTES};
 use rustix::{
     fd::OwnedFd,
@@ -22,11 +23,15 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
     ShardMemory,
-    layout::{Header, Layout, MAGIC, SPACES_MAX, STATE_EMPTY, STATE_FULL, STATE_NEW, VERSION},
+    layout::{
+        Cut, Header, IN_FILE, IN_MAP, Layout, MAGIC, SPACES_MAX, STATE_EMPTY, STATE_FULL,
+        STATE_NEW, VERSION,
+    },
     stores,
 };
 use crate::{
     Arena,
+    direct::{DirectMemory, NoDirectReads, map},
     memory::{self, HUGE_PAGE_BYTES, PageKind, Table},
     reserve::{self, Claim, Reserved},
 };
@@ -106,6 +111,20 @@ pub enum ArenaFileError {
         /// The file.
         path: PathBuf,
     },
+    /// The kernel does not make a BPF map for it.
+    #[error(
+        "cannot make a BPF map of {bytes} bytes for {}: {error}; use a smaller arena, or start with \
+         --direct-reads off", path.display()
+    )]
+    NoMap {
+        /// The file.
+        path: PathBuf,
+        /// Bytes of the map.
+        bytes: u64,
+        /// The system's error.
+        #[source]
+        error: io::Error,
+    },
     /// It has no room.
     #[error(
         "{} needs {bytes} bytes, and its file system does not have them: {error}; use a smaller \
@@ -163,6 +182,9 @@ pub struct ArenaFile {
     pub claim: Claim,
     /// Drop what the file holds.
     pub is_fresh: bool,
+    /// Put a new arena into a BPF map, so that the kernel can answer READs of it. Needs root, and
+    /// everything that [`direct::probe`](crate::direct::probe) finds.
+    pub is_direct: bool,
 }
 
 /// The node whose contents a file holds.
@@ -178,11 +200,12 @@ pub struct Holder {
 
 /// A file that this process made, and removes again if it does not get so far as to use it.
 #[derive(Debug)]
-struct Unassigned(Option<PathBuf>);
+struct Unassigned(Option<(PathBuf, [u8; 16])>);
 
 impl Drop for Unassigned {
     fn drop(&mut self) {
-        if let Some(path) = &self.0 {
+        if let Some((path, id)) = &self.0 {
+            let _ = map::remove(id);
             let _ = rustix::fs::unlink(path);
         }
     }
@@ -197,6 +220,7 @@ pub struct Kept {
     header: Table<Header>,
     shards: Vec<ShardMemory>,
     bytes: u64,
+    direct: Result<DirectMemory, NoDirectReads>,
 }
 
 impl ArenaFile {
@@ -217,27 +241,81 @@ impl ArenaFile {
     ) -> Result<Kept, ArenaFileError> {
         let layout = self.layout()?;
         let file = take_file(&self.path, true)?;
-        let held = self.held(&file, &layout)?;
+        let earlier = arena_header(&self.path, &file)?;
+        let mut held = self.held(&file, &layout)?;
+        if held.is_some_and(|header| self.is_to_be_remade(&header)) {
+            held = None;
+        }
         let has_contents = held.is_some_and(|header| header.state == STATE_FULL);
         let bytes = layout.file_bytes();
         let mut unassigned = Unassigned(None);
+        let id = match held {
+            Some(header) => header.id,
+            None => new_id().map_err(|error| self.failed("read", error))?,
+        };
+        let mut new_map = None;
         if held.is_none() {
-            unassigned.0 = Some(self.path.clone());
-            self.make(&file, &layout, progress)?;
+            if earlier.is_none() {
+                unassigned.0 = Some((self.path.clone(), id));
+            }
+            self.check_room(&file, &layout, earlier.as_ref())?;
+            // What it held is dropped from here on.
+            unassigned.0 = Some((self.path.clone(), id));
+            if let Some(header) = earlier {
+                map::remove(&header.id)
+                    .map_err(|error| self.failed("drop the memory of", error))?;
+            }
+            new_map = self.make(&file, &layout, id, progress)?;
         } else if self.claim != Claim::OnDemand {
             // An earlier server may have left out pages that were not used.
             let stat = fstat(&file).map_err(|error| self.failed("examine", error.into()))?;
-            if occupied(&stat) < bytes as u64 {
-                self.allocate(&file, 0..bytes, bytes, progress)?;
+            let wanted = u64::try_from(stat.st_size).unwrap_or(0);
+            if occupied(&stat) < wanted {
+                let wanted = usize::try_from(wanted).unwrap_or(bytes);
+                self.allocate(&file, 0..wanted, wanted, progress)?;
             }
         }
-        let mut whole =
-            memory::map_kept(file, bytes).map_err(|error| self.failed("map", error.into()))?;
-        if self.claim == Claim::Lock {
-            memory::lock(&mut whole)
-                .map_err(|error| self.failed("lock in memory", error.into()))?;
-        }
-        let (mut header, mut shards) = layout.cut(whole, has_contents);
+        let is_direct = held.map_or(self.is_direct, |header| header.backing == IN_MAP);
+        let mapped = |file, bytes, locked| {
+            memory::map_kept(file, bytes, locked).map_err(|error| self.failed("map", error.into()))
+        };
+        let mut direct_map = None;
+        let (mut header, cut) = if is_direct {
+            let map = match new_map {
+                Some(map) => map,
+                None => self.held_map(&id, bytes)?,
+            };
+            direct_map = Some(map.try_clone().map_err(|error| self.failed("open", error))?);
+            // The pages outlive the mapping of the header, and the file must be locked as long.
+            let locked = file.try_clone().map_err(|error| self.failed("open", error))?;
+            let mut whole = mapped(map, bytes, Some(locked))?;
+            let there = &mut whole[ARENA_ID_AT..ARENA_ID_AT + id.len()];
+            if held.is_none() {
+                there.copy_from_slice(&id);
+            } else if *there != id {
+                // Before anything in it is changed: it may be in use.
+                return Err(self.gone("its memory is another arena's"));
+            }
+            let cut = layout.cut(whole, has_contents, true);
+            (Table::mapped(mapped(file, PAGE_BYTES, None)?, 1), cut)
+        } else {
+            let mut whole = mapped(file, bytes, None)?;
+            if self.claim == Claim::Lock {
+                memory::lock(&mut whole)
+                    .map_err(|error| self.failed("lock in memory", error.into()))?;
+            }
+            let mut cut = layout.cut(whole, has_contents, false);
+            (core::mem::replace(&mut cut.header, Table::heap(0)), cut)
+        };
+        let Cut { counters, mut shards, .. } = cut;
+        let direct = match direct_map {
+            Some(map) => {
+                let (places, counters) = (layout.direct_places(), counters.into());
+                Ok(DirectMemory { map, places, counters })
+            }
+            None if self.is_direct => Err(NoDirectReads::InFile),
+            None => Err(NoDirectReads::Off),
+        };
         if let Some(first) = held.and_then(|header| contents_of(&header)) {
             // Now, because a node that joins and cannot serve has used up an incarnation in vain.
             let checked = shards.into_iter().map(|shard| Arena::check(shard, first.generation));
@@ -254,10 +332,26 @@ impl ArenaFile {
         }
         let page_bytes = shards.iter().map(|shard| shard.page_bytes() as u64).sum();
         let path = self.path.clone();
-        Ok(Kept { unassigned, path, header, shards, bytes: page_bytes })
+        Ok(Kept { unassigned, path, header, shards, bytes: page_bytes, direct })
     }
 
-    fn layout(&self) -> Result<Layout, ArenaFileError> {
+    /// Whether an arena without contents is to be in another place than it is.
+    const fn is_to_be_remade(&self, header: &Header) -> bool {
+        header.state == STATE_EMPTY && self.is_direct != (header.backing == IN_MAP)
+    }
+
+    /// The map of the contents.
+    fn held_map(&self, id: &[u8; 16], bytes: usize) -> Result<OwnedFd, ArenaFileError> {
+        let found = map::open(id, bytes);
+        let found = found.map_err(|error| self.failed("open the BPF map of", error))?;
+        found.ok_or_else(|| self.gone("its memory, a BPF map, is gone"))
+    }
+
+    fn gone(&self, what: &str) -> ArenaFileError {
+        ArenaFileError::Damaged { path: self.path.clone(), what: what.to_owned() }
+    }
+
+    pub(crate) fn layout(&self) -> Result<Layout, ArenaFileError> {
         let Self { bytes, shard_count, .. } = *self;
         if self.spaces.len() > SPACES_MAX {
             let count = self.spaces.len();
@@ -297,7 +391,8 @@ impl ArenaFile {
             Err(ArenaFileError::Damaged { path: path(), what })
         };
         let size = fstat(file).map_err(|error| self.failed("examine", error.into()))?.st_size;
-        if usize::try_from(size).ok() != Some(layout.file_bytes()) {
+        let wanted = if header.backing == IN_MAP { PAGE_BYTES } else { layout.file_bytes() };
+        if usize::try_from(size).ok() != Some(wanted) {
             return damaged("it has another length");
         }
         match header.state {
@@ -308,42 +403,71 @@ impl ArenaFile {
         }
     }
 
-    /// Gives the file a header, zeros, and memory for them.
-    fn make(
+    /// Whether there is memory for a new arena, in addition to that of an earlier one of this file.
+    fn check_room(
         &self,
         file: &OwnedFd,
         layout: &Layout,
-        progress: impl FnMut(u64, u64) -> ControlFlow<()>,
+        earlier: Option<&Header>,
     ) -> Result<(), ArenaFileError> {
-        let bytes = layout.file_bytes();
-        let total = bytes as u64;
+        let total = layout.file_bytes() as u64;
         // Before any of it is allocated: a file system in memory may be larger than the memory.
         let examined = |error: Errno| self.failed("examine", error.into());
         let system = fstatfs(file).map_err(examined)?;
         let own = occupied(&fstat(file).map_err(examined)?);
         let block = u64::try_from(system.f_bsize).unwrap_or(0);
         let free = match system.f_blocks {
+            _ if self.is_direct => u64::MAX,
             0 => u64::MAX,
             _ => system.f_bavail.saturating_mul(block).saturating_add(own),
         };
+        let own = own.saturating_add(earlier.map_or(0, map_bytes));
         let available =
             reserve::available_bytes().map_or(u64::MAX, |bytes| bytes.saturating_add(own));
+        if available < total && self.is_direct {
+            return Err(self.no_map(total, io::ErrorKind::OutOfMemory.into()));
+        }
         if available.min(free) < total {
             let (path, error) = (self.path.clone(), io::ErrorKind::StorageFull.into());
             return Err(ArenaFileError::NoRoom { path, bytes: total, error });
         }
+        Ok(())
+    }
+
+    fn no_map(&self, bytes: u64, error: io::Error) -> ArenaFileError {
+        ArenaFileError::NoMap { path: self.path.clone(), bytes, error }
+    }
+
+    /// Gives the file a header, zeros, and memory for them; or only a header, and makes the map.
+    fn make(
+        &self,
+        file: &OwnedFd,
+        layout: &Layout,
+        id: [u8; 16],
+        mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Option<OwnedFd>, ArenaFileError> {
+        let bytes = layout.file_bytes();
+        let total = bytes as u64;
         // The header comes first, so that a file that is not finished is known as one.
+        let length = if self.is_direct { PAGE_BYTES as u64 } else { total };
+        let header = Header { id, ..self.new_header(layout) };
         let resized = ftruncate(file, 0)
-            .and_then(|()| write_header(file, &self.new_header(layout)))
-            .and_then(|()| ftruncate(file, total));
+            .and_then(|()| write_header(file, &header))
+            .and_then(|()| ftruncate(file, length));
         resized.map_err(|error| self.failed("resize", error.into()))?;
+        if self.is_direct {
+            self.allocate(file, 0..PAGE_BYTES, PAGE_BYTES, |_, _| ControlFlow::Continue(()))?;
+            let map = wait_for_map(&id, bytes, || progress(0, total))?;
+            return map.map(Some).map_err(|error| self.no_map(total, error));
+        }
         // The tables of page states must be there even if pages are provided on demand: without room
         // for them the server would be killed at any time.
         let end = match self.claim {
             Claim::OnDemand => layout.tables_bytes(),
             Claim::Lock | Claim::Prefault => bytes,
         };
-        self.allocate(file, 0..end, bytes, progress)
+        self.allocate(file, 0..end, bytes, progress)?;
+        Ok(None)
     }
 
     /// Gives a range of the file memory.
@@ -392,7 +516,8 @@ impl ArenaFile {
             generation: 0,
             token: [0; 16],
             process: std::process::id(),
-            unused: 0,
+            backing: if self.is_direct { IN_MAP } else { IN_FILE },
+            id: [0; 16],
             spaces,
         }
     }
@@ -407,6 +532,12 @@ impl Kept {
     #[must_use]
     pub fn holder(&self) -> Option<Holder> {
         contents_of(self.header.first()?)
+    }
+
+    /// Why the kernel cannot answer READs of it; `None` if it can.
+    #[must_use]
+    pub fn direct_refusal(&self) -> Option<&NoDirectReads> {
+        self.direct.as_ref().err()
     }
 
     /// The file.
@@ -444,7 +575,12 @@ impl Kept {
             stores::set_in_order(&mut header.state, STATE_FULL);
         }
         self.unassigned.0 = None;
-        Ok(Reserved { parts: self.shards, page_kind: PageKind::Plain, refusals: Vec::new() })
+        Ok(Reserved {
+            parts: self.shards,
+            page_kind: PageKind::Plain,
+            refusals: Vec::new(),
+            direct: self.direct,
+        })
     }
 }
 
@@ -461,6 +597,8 @@ pub struct Listed {
     pub holder: Option<Holder>,
     /// The process that uses it.
     pub process: Option<u32>,
+    /// Whether its memory is in a BPF map.
+    pub is_direct: bool,
 }
 
 /// The arenas' files of this user in the default directory.
@@ -501,10 +639,11 @@ impl Listed {
         let holder = header.and_then(|header| contents_of(&header));
         Ok(Self {
             path: path.to_owned(),
-            bytes: occupied(&stat),
+            bytes: occupied(&stat).saturating_add(header.as_ref().map_or(0, map_bytes)),
             is_arena,
             holder,
             process: (is_arena && !is_free).then_some(process),
+            is_direct: header.is_some_and(|header| header.backing == IN_MAP),
         })
     }
 
@@ -514,7 +653,13 @@ impl Listed {
     /// [`ArenaFileError`] if a process uses it, or it is no arena's file; then it stays.
     pub fn drop_file(path: &Path) -> Result<(), ArenaFileError> {
         let file = take_file(path, false)?;
-        arena_header(path, &file)?;
+        if let Some(header) = arena_header(path, &file)? {
+            map::remove(&header.id).map_err(|error| ArenaFileError::Io {
+                doing: "remove the memory of",
+                path: path.to_owned(),
+                error,
+            })?;
+        }
         rustix::fs::unlink(path).map_err(|error| ArenaFileError::Io {
             doing: "remove",
             path: path.to_owned(),
@@ -609,6 +754,46 @@ fn arena_header(path: &Path, file: &OwnedFd) -> Result<Option<Header>, ArenaFile
         Some(header) => Ok(Some(header)),
         None => Err(ArenaFileError::NoArena { path: path.to_owned() }),
     }
+}
+
+/// How often progress is reported while the kernel makes a map.
+const MAP_REPORT: Duration = Duration::from_millis(200);
+
+/// Makes a map in a thread of its own, because the kernel needs seconds for a large one. If the caller stops it, it ends
+/// when the map is made.
+fn wait_for_map(
+    id: &[u8; 16],
+    bytes: usize,
+    mut progress: impl FnMut() -> ControlFlow<()>,
+) -> Result<io::Result<OwnedFd>, ArenaFileError> {
+    thread::scope(|scope| {
+        let waiting = thread::current();
+        let making = scope.spawn(move || {
+            let made = map::create(id, bytes);
+            waiting.unpark();
+            made
+        });
+        let mut is_stopped = false;
+        while !making.is_finished() {
+            is_stopped = is_stopped || progress().is_break();
+            thread::park_timeout(MAP_REPORT);
+        }
+        let made = making.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()));
+        if is_stopped { Err(ArenaFileError::GivenUp) } else { Ok(made) }
+    })
+}
+
+/// Bytes of the map of an arena, without its tables; 0 if it is in its file.
+fn map_bytes(header: &Header) -> u64 {
+    let bytes = header.shard_bytes.saturating_mul(header.shard_count.into());
+    if header.backing == IN_MAP { bytes } else { 0 }
+}
+
+/// An id that no other arena has.
+fn new_id() -> io::Result<[u8; 16]> {
+    let mut id = [0; 16];
+    io::Read::read_exact(&mut fs::File::open("/dev/urandom")?, &mut id)?;
+    Ok(id)
 }
 
 fn write_header(file: &OwnedFd, header: &Header) -> Result<(), Errno> {

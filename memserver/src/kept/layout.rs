@@ -1,12 +1,16 @@
 //! Where in an arena's file everything is.
 //!
-//! A file begins with a page of its own, the [`Header`]. Then come the shards' redo records, worn
-//! colours, fences, page states and creators, shard by shard, and at the end the pages of all shards.
-//! Each part begins at a page.
+//! An arena begins with a page of its own, the [`Header`]. Then come the counters of direct readers,
+//! and the shards' redo records, worn colours, fences, page states, creators and what they share with
+//! direct readers, shard by shard, and at the end the pages of all shards. Each part begins at a page.
+//!
+//! In an arena that the kernel reads, each page is a value of a BPF map, and the header is in a file of
+//! its own.
 
-use core::ops::Range;
+use core::{mem::offset_of, ops::Range};
 use std::sync::Arc;
 
+use bluebridge_bpf::fs::{ARENA_ID_AT, ARENA_MAGIC};
 use bluebridge_wire::{
     NodeId, Space,
     address::{LINE_BYTES, PAGE_BYTES},
@@ -14,13 +18,16 @@ use bluebridge_wire::{
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{CreatorRecord, KeptShard, PageRecord, ShardMemory, redo};
-use crate::memory::{self, Memory, Part, Table};
+use crate::{
+    direct::{Counters, PROCESSORS, Places as DirectPlaces, SESSIONS, SharedPart},
+    memory::{self, Memory, Part, Table},
+};
 
 /// The first bytes of every arena's file.
-pub(crate) const MAGIC: [u8; 8] = *b"BBARENA\0";
+pub(crate) const MAGIC: [u8; 8] = ARENA_MAGIC;
 
 /// The version of this layout: it changes with every change of it.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// The most spaces of a server with kept memory.
 pub(crate) const SPACES_MAX: usize = 64;
@@ -34,6 +41,11 @@ pub(crate) const STATE_NEW: u32 = 0;
 pub(crate) const STATE_EMPTY: u32 = 1;
 /// It holds the contents of the node and generation that it names.
 pub(crate) const STATE_FULL: u32 = 2;
+
+/// Everything is in the file.
+pub(crate) const IN_FILE: u32 = 0;
+/// Everything but the header is in a map.
+pub(crate) const IN_MAP: u32 = 1;
 
 /// The first page of a file.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -54,11 +66,15 @@ pub(crate) struct Header {
     pub(crate) token: [u8; 16],
     /// The process that uses it, or used it last.
     pub(crate) process: u32,
-    pub(crate) unused: u32,
+    /// [`IN_FILE`] or [`IN_MAP`].
+    pub(crate) backing: u32,
+    /// No other arena has it; the map's name, and the same in the map.
+    pub(crate) id: [u8; 16],
     pub(crate) spaces: [u16; SPACES_MAX],
 }
 
 const _: () = assert!(size_of::<Header>() <= PAGE_BYTES);
+const _: () = assert!(offset_of!(Header, id) == ARENA_ID_AT);
 
 /// The sizes from which everything follows.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -76,6 +92,7 @@ struct ShardRanges {
     fences: Range<usize>,
     states: Range<usize>,
     creators: Range<usize>,
+    shared: Range<usize>,
 }
 
 /// Hands out ranges one after the other, each beginning at a page.
@@ -103,39 +120,67 @@ impl Layout {
             fences: cursor.take(spaces * NODES * size_of::<u32>()),
             states: cursor.take(pages * size_of::<PageRecord>()),
             creators: cursor.take(pages * size_of::<CreatorRecord>()),
+            shared: cursor.take(SharedPart::BYTES),
         }
     }
 
-    /// Everything before the pages, and where the pages of each shard are.
-    fn ranges(&self) -> (Vec<ShardRanges>, Vec<Range<usize>>, usize) {
+    /// Where everything behind the header is.
+    fn ranges(&self) -> Ranges {
         let mut cursor = Cursor(PAGE_BYTES);
+        let counters = cursor.take(Counters::BYTES);
         let shards: Vec<_> = (0..self.shard_count).map(|_| self.shard(&mut cursor)).collect();
         let pages = (0..self.shard_count).map(|_| cursor.take(self.shard_bytes)).collect();
-        (shards, pages, cursor.0)
+        Ranges { counters, shards, pages, end: cursor.0 }
+    }
+
+    /// What the program in the kernel must know of it; each page of the arena is a value of a map.
+    pub(crate) fn direct_places(&self) -> DirectPlaces {
+        let Ranges { counters, shards, pages, .. } = self.ranges();
+        let value = |range: Option<&Range<usize>>| {
+            range.map_or(0, |range| u32::try_from(range.start / PAGE_BYTES).unwrap_or(u32::MAX))
+        };
+        let states: Vec<_> = shards.iter().map(|shard| value(Some(&shard.states))).collect();
+        let first = states.first().copied().unwrap_or(0);
+        DirectPlaces {
+            states: first,
+            shared: value(shards.first().map(|shard| &shard.shared)),
+            pages: value(pages.first()),
+            counters: value(Some(&counters)),
+            // All shards have the same parts.
+            stride: states.get(1).map_or(0, |second| second - first),
+            shard_pages: u32::try_from(self.page_count()).unwrap_or(u32::MAX),
+            shard_count: self.shard_count.into(),
+            session_count: SESSIONS,
+            processors: PROCESSORS,
+            ..DirectPlaces::default()
+        }
     }
 
     /// Bytes of the whole file.
     pub(crate) fn file_bytes(&self) -> usize {
-        self.ranges().2
+        self.ranges().end
     }
 
     /// Bytes of everything before the pages.
     pub(crate) fn tables_bytes(&self) -> usize {
-        let (_, pages, all) = self.ranges();
-        pages.first().map_or(all, |first| first.start)
+        let Ranges { pages, end, .. } = self.ranges();
+        pages.first().map_or(end, |first| first.start)
     }
 
-    /// Cuts a mapping of the file into the header and the shards.
-    pub(crate) fn cut(&self, whole: Part, has_contents: bool) -> (Table<Header>, Vec<ShardMemory>) {
-        let (shards, pages, _) = self.ranges();
+    /// Cuts a mapping of an arena into its parts. With `is_direct`, direct readers may share it.
+    pub(crate) fn cut(&self, whole: Part, has_contents: bool, is_direct: bool) -> Cut {
+        let Ranges { counters, shards, pages, .. } = self.ranges();
         let metadata = shards.into_iter().flat_map(|shard| {
-            let ShardRanges { redo_head, redo_data, worn, fences, states, creators } = shard;
-            [redo_head, redo_data, worn, fences, states, creators]
+            let ShardRanges { redo_head, redo_data, worn, fences, states, creators, shared } =
+                shard;
+            [redo_head, redo_data, worn, fences, states, creators, shared]
         });
-        let ranges: Vec<_> = core::iter::once(0..PAGE_BYTES).chain(metadata).chain(pages).collect();
+        let front = [0..PAGE_BYTES, counters];
+        let ranges: Vec<_> = front.into_iter().chain(metadata).chain(pages).collect();
         let mut parts = memory::carve(whole, &ranges).into_iter();
         let mut next = || parts.next().expect("as many parts as ranges");
         let header = Table::mapped(next(), 1);
+        let counters = Counters::new(next());
         let page_count = self.page_count();
         let (space_count, places) = (self.spaces.len(), Places(self.spaces.clone().into()));
         let kept: Vec<_> = (0..self.shard_count)
@@ -144,23 +189,39 @@ impl Layout {
                     head: Table::mapped(next(), 1),
                     data: Memory::mapped(next()),
                 };
-                KeptShard {
-                    redo,
-                    worn: Table::mapped(next(), space_count),
-                    fences: Table::mapped(next(), space_count * NODES),
-                    states: Table::mapped(next(), page_count),
-                    creators: Table::mapped(next(), page_count),
-                    places: places.clone(),
-                    has_contents,
-                }
+                let (worn, fences) = (
+                    Table::mapped(next(), space_count),
+                    Table::mapped(next(), space_count * NODES),
+                );
+                let (states, creators) =
+                    (Table::mapped(next(), page_count), Table::mapped(next(), page_count));
+                let shared = SharedPart::new(next());
+                let shared = is_direct.then_some(shared);
+                let places = places.clone();
+                KeptShard { redo, worn, fences, states, creators, shared, places, has_contents }
             })
             .collect();
         let shards = kept
             .into_iter()
             .map(|kept| ShardMemory { pages: Memory::mapped(next()), kept: Some(kept) })
             .collect();
-        (header, shards)
+        Cut { header, counters, shards }
     }
+}
+
+/// The parts of an arena.
+pub(crate) struct Cut {
+    pub(crate) header: Table<Header>,
+    pub(crate) counters: Counters,
+    pub(crate) shards: Vec<ShardMemory>,
+}
+
+/// Where everything behind the header is.
+struct Ranges {
+    counters: Range<usize>,
+    shards: Vec<ShardRanges>,
+    pages: Vec<Range<usize>>,
+    end: usize,
 }
 
 /// Which space and node has which place in the tables.
@@ -190,5 +251,14 @@ impl Places {
                 each(*space, NodeId(node), *incarnation);
             }
         }
+    }
+}
+
+#[cfg(test)]
+impl Layout {
+    /// Where the redo record and the states of a shard begin.
+    pub(crate) fn places_of(&self, shard: usize) -> (usize, usize) {
+        let shard = &self.ranges().shards[shard];
+        (shard.redo_head.start, shard.states.start)
     }
 }

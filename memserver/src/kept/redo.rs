@@ -1,7 +1,7 @@
 //! The redo record: the change under way, complete before the first of its stores.
 //!
 //! Its kind is stored last and cleared first. A process that takes over and finds a kind repeats the
-//! change, which must therefore contain final values only: a new version, not an increment.
+//! change, which must therefore contain final values only: a new sequence, not an increment.
 
 use bluebridge_wire::address::{LINE_BYTES, LINE_PAGES};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -24,8 +24,8 @@ pub(crate) const DELETE: u32 = 3;
 )]
 #[repr(C)]
 pub(crate) struct PagePart {
-    /// The version afterwards.
-    pub(crate) version: u64,
+    /// The sequence afterwards.
+    pub(crate) sequence: u64,
     /// The page's number in the shard.
     pub(crate) number: u32,
     /// The first byte in the page.
@@ -45,8 +45,8 @@ pub(crate) struct PagePart {
 )]
 #[repr(C)]
 pub(crate) struct Extent {
-    /// The version of all its pages afterwards.
-    pub(crate) version: u64,
+    /// The sequence of all its pages afterwards.
+    pub(crate) sequence: u64,
     /// Colours that its space has used afterwards.
     pub(crate) worn: u64,
     /// The first page's number in the shard.

@@ -35,6 +35,21 @@ pub(crate) fn set_in_order(to: &mut u32, value: u32) {
     memory::store_in_order(to, value);
 }
 
+/// Begins a change of what a sequence lock protects: `sequence` becomes odd before all later stores.
+pub(crate) fn begin_change(sequence: &mut u64) {
+    let odd = *sequence | 1;
+    #[cfg(test)]
+    log::bytes(core::ptr::from_ref(sequence) as usize, odd.as_bytes());
+    memory::store_before(sequence, odd);
+}
+
+/// Ends a change: `sequence` gets an even value after all earlier stores.
+pub(crate) fn end_change(sequence: &mut u64, even: u64) {
+    #[cfg(test)]
+    log::bytes(core::ptr::from_ref(sequence) as usize, even.as_bytes());
+    memory::store_after(sequence, even);
+}
+
 #[cfg(test)]
 pub(crate) mod log {
     //! The stores of this thread, if it logs them.

@@ -7,7 +7,7 @@ use std::{
     path::PathBuf,
 };
 
-use bluebridge_wire::{ArenaGeneration, NodeId, Space, address::PAGE_BYTES};
+use bluebridge_wire::{ArenaGeneration, NodeId, Space};
 use zerocopy::IntoBytes;
 
 use super::{
@@ -34,6 +34,7 @@ impl Directory {
             spaces: vec![Space(7)],
             claim: Claim::Prefault,
             is_fresh: false,
+            is_direct: false,
         }
     }
 }
@@ -102,8 +103,8 @@ fn damaged_contents_are_refused_when_the_file_is_opened() {
     let file = directory.file();
     drop(open(&file).unwrap().assign(holder(3, 5)).unwrap());
     let whole = fs::read(&file.path).unwrap();
-    // The last tables are the states and the creators of the second shard, each less than a page.
-    let states = whole.len() - (1 << 20) - 2 * PAGE_BYTES;
+    let layout = file.layout().unwrap();
+    let ((first_redo, _), (_, states)) = (layout.places_of(0), layout.places_of(1));
     let (state_of_3, record) = (states + 3 * size_of::<PageRecord>(), PageRecord::default());
     let old = PageRecord { colour: 4 << 8 | 1, ..record };
     let untagged = PageRecord { colour: 5 << 8, ..record };
@@ -112,7 +113,7 @@ fn damaged_contents_are_refused_when_the_file_is_opened() {
     let good = PageRecord { part: 1, is_complete: 1, ..body };
     let redo = [0xff; 512];
     for (at, bytes, what) in [
-        (PAGE_BYTES, &redo[..], "the record of its last change"),
+        (first_redo, &redo[..], "the record of its last change"),
         (state_of_3, old.as_bytes(), "the colour of page 3"),
         (state_of_3, untagged.as_bytes(), "the colour of page 3"),
         (state_of_3, body.as_bytes(), "the state of page 3"),

@@ -145,9 +145,30 @@ fn statistics(server: &Server, space: Space) -> Result<proto::StatisticsResponse
         total.session_count += shard.session_count;
         total.answered_count += shard.replies.iter().map(|(_, count)| count).sum::<u64>();
     }
+    total.direct_reads = Some(direct_reads(server));
+    let passed = server.direct_reads().map_or_else(|_| Vec::new(), |counts| counts.passed().into());
+    total.passed_reads = passed
+        .into_iter()
+        .filter(|(_, count)| *count > 0)
+        .map(|(reason, count)| proto::Refusals { reason: reason.to_owned(), count })
+        .collect();
     let refused = refusals(&shards).into_iter();
     total.refusals = refused
         .map(|(reason, count)| proto::Refusals { reason: reason.to_owned(), count })
         .collect();
     Ok(total)
+}
+
+/// The READs that the kernel answers.
+pub(super) fn direct_reads(server: &Server) -> proto::DirectReads {
+    match server.direct_reads() {
+        Ok(counts) => proto::DirectReads {
+            refusal: String::new(),
+            answered_count: counts.answered,
+            passed_count: counts.passed_count(),
+        },
+        Err(refusal) => {
+            proto::DirectReads { refusal: refusal.to_string(), ..proto::DirectReads::default() }
+        }
+    }
 }

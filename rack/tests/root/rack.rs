@@ -30,6 +30,7 @@ fn spec(name: &str) -> RackSpec {
         switch: DataPlane::Soft,
         memory: "16M".parse().expect("a size"),
         redirects: Redirects::default(),
+        direct_reads: true,
     }
 }
 

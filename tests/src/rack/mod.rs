@@ -45,6 +45,8 @@ pub struct RackOptions {
     pub memory: &'static str,
     /// Which leased pages are redirected.
     pub redirects: Redirects,
+    /// Whether the kernel answers READs where it can.
+    pub direct_reads: bool,
 }
 
 impl RackOptions {
@@ -57,6 +59,7 @@ impl RackOptions {
             switch,
             memory: "256M",
             redirects: Redirects::Contended,
+            direct_reads: true,
         }
     }
 
@@ -73,6 +76,7 @@ impl RackOptions {
             switch: self.switch,
             memory: self.memory.parse().expect("a size"),
             redirects: self.redirects,
+            direct_reads: self.direct_reads,
         }
     }
 }

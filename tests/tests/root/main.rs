@@ -2,6 +2,7 @@
 
 mod hostile_rack;
 mod rack_colours;
+mod rack_direct_reads;
 mod rack_examples;
 mod rack_floods;
 mod rack_impaired;

@@ -14,13 +14,27 @@ const MEMORY_MIB: u32 = 1024;
 
 /// Executes tests of `conformance/`, each by its whole name, and returns what they printed if all hold.
 fn conformance(kernel: Kernel, tests: &[&str]) -> Result<String, MachineError> {
-    let program = test_program("bluebridge-conformance", "switches");
+    execute(kernel, &test_program("bluebridge-conformance", "switches"), "conformance", tests)
+}
+
+/// Executes unit tests of `memserver/`.
+fn memserver(kernel: Kernel, tests: &[&str]) -> Result<String, MachineError> {
+    let program = test_program("bluebridge-memserver", "bluebridge_memserver");
+    execute(kernel, &program, "memserver", tests)
+}
+
+fn execute(
+    kernel: Kernel,
+    program: &Path,
+    directory: &str,
+    tests: &[&str],
+) -> Result<String, MachineError> {
     // One after another: the machine has one processor, and each has deadlines.
-    let options = ["--include-ignored", "--test-threads=1", "--exact"];
+    let options = ["--include-ignored", "--test-threads=1", "--exact", "--nocapture"];
     let command = [program.to_str().expect("an ASCII path")];
     let command = command.iter().chain(&options).chain(tests).copied();
     let output = Machine::new(&installed(kernel), command)
-        .directory(Path::new(env!("CARGO_MANIFEST_DIR")).join("../conformance"))
+        .directory(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(directory))
         .memory_mib(MEMORY_MIB)
         .deadline(DEADLINE)
         .run()?;
@@ -61,4 +75,28 @@ fn linux_6_1_has_the_soft_switch_but_not_the_one_in_the_kernel() {
     // The verifier does not conclude from `!= 0` that a length is at least 1.
     let reason = "invalid access to memory, mem_size=100 off=4 size=0";
     assert!(format!("{stdout}{stderr}").contains(reason), "{stdout}\n{stderr}");
+}
+
+/// What a kernel prints if READs can be answered there.
+const ANSWERS: &str = "the kernel answers READs";
+
+#[test]
+fn linux_6_12_answers_reads_as_the_server_does() {
+    let tests = [
+        "direct::tests::root::a_kernel_answers_or_says_what_it_lacks",
+        "direct::tests::root::what_the_kernel_answers_is_what_the_responder_answers",
+        "direct::tests::root::a_sum_that_the_device_completes_stays_so",
+        "direct::tests::root::pages_that_may_not_be_read_are_for_the_server",
+        "direct::tests::root::a_map_outlives_its_process_and_is_dropped_with_its_file",
+    ];
+    let text = memserver(Kernel::V6_12, &tests).unwrap_or_else(|error| panic!("{error}"));
+    assert!(text.contains(ANSWERS), "{text}");
+}
+
+#[test]
+fn linux_6_1_says_why_it_answers_no_reads() {
+    let tests = ["direct::tests::root::a_kernel_answers_or_says_what_it_lacks"];
+    let text = memserver(Kernel::V6_1, &tests).unwrap_or_else(|error| panic!("{error}"));
+    assert!(!text.contains(ANSWERS), "if it does, correct docs/direct-reads.md: {text}");
+    assert!(text.contains("cannot attach programs that end with the process"), "{text}");
 }

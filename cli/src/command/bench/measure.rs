@@ -16,9 +16,10 @@ use bluebridge_bench::summary::median;
 use bluebridge_bench::turns::Turns;
 use bluebridge_bench::{flood, pin};
 use bluebridge_northbound::{Attachment, Carrier, Membership, Registration, Role};
-use bluebridge_rack::Rack;
+use bluebridge_rack::controller_report::DirectReadsReport;
 use bluebridge_rack::layout::ENDPOINT_INTERFACE;
 use bluebridge_rack::network::host::FABRIC;
+use bluebridge_rack::{Rack, status};
 use bluebridge_transport::interface::Interface;
 use bluebridge_transport::udp::{UdpConfig, UdpTransport};
 use bluebridge_wire::{EndpointAddress, Space, address::PAGE_BYTES};
@@ -45,7 +46,9 @@ const PIPELINED_PAGES: usize = 64;
 const OURS: usize = 0;
 const UNCONNECTED: usize = 1;
 const CONNECTED: usize = 2;
-const FLOOD: usize = 3;
+/// Only if READs are measured.
+const BY_SERVER: usize = 3;
+const FLOOD: usize = 4;
 
 /// The subject of a measurement.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +68,10 @@ pub(super) struct Report {
     pub(super) ratio: f64,
     /// Our p50 divided by that of a connected one.
     pub(super) ratio_connected: f64,
+    /// Our p50 divided by that of READs that only the server's process answers.
+    pub(super) ratio_by_server: Option<f64>,
+    /// READs that the kernel answered, and that it passed on, since the rack was built; or why it answers none.
+    pub(super) direct_reads: Option<DirectReadsReport>,
     pub(super) latency: Outcome,
     pub(super) pipelined: Vec<Pipelined>,
 }
@@ -159,10 +166,17 @@ pub(super) fn run(rack: &Rack, endpoints: &Arc<Endpoints>, plan: Plan) -> anyhow
         let measured = rack.enter(CLIENT, || measure(endpoints, plan, turns, probe));
         turns.end();
         let served = serving.join().map_err(|_| anyhow!("the echo's server panicked"))?;
-        let report = measured??;
+        let mut report = measured??;
         served.context("the echo's server failed")?;
+        report.direct_reads = direct_reads(rack);
         Ok(report)
     })
+}
+
+/// What the server last reported, at most a heartbeat ago.
+fn direct_reads(rack: &Rack) -> Option<DirectReadsReport> {
+    let controller = status::look(rack.state()).controller?;
+    controller.nodes.into_iter().find_map(|node| node.direct_reads)
 }
 
 fn serve(
@@ -201,12 +215,24 @@ fn measure(
         .map_err(|error| anyhow!(error))?;
     let mut unconnected = Echo::unconnected(endpoints.echo_socket()?, to, sizes);
     let mut connected = Echo::connected(endpoints.echo_socket()?, to, sizes)?;
-    let mut contestants: [&mut dyn Contestant; 3] = [&mut ours, &mut unconnected, &mut connected];
+    let mut by_server = match plan.operation {
+        Operation::Read => {
+            let ours =
+                Ours::new(endpoints.client(64)?, plan.operation, endpoints.server, plan.bytes);
+            Some(ours.map_err(|error| anyhow!(error))?.by_server())
+        }
+        Operation::Create | Operation::Delete | Operation::Write => None,
+    };
+    let mut contestants: Vec<&mut dyn Contestant> =
+        vec![&mut ours, &mut unconnected, &mut connected];
+    contestants.extend(by_server.as_mut().map(|ours| -> &mut dyn Contestant { ours }));
     let latency = contest::run(&mut contestants, plan.length, turns, probe)
         .map_err(|error| anyhow!(error))?;
     turns.give(OURS);
-    let closed = ours.finish().map_err(|error| anyhow!(error))?.close();
-    closed.context("cannot close the sessions")?;
+    for ours in [Some(ours), by_server].into_iter().flatten() {
+        let closed = ours.finish().map_err(|error| anyhow!(error))?.close();
+        closed.context("cannot close the sessions")?;
+    }
     let pipelines = matches!(plan.operation, Operation::Read | Operation::Write);
     let pipelined =
         if plan.pipelined && pipelines { depths(endpoints, plan, turns)? } else { Vec::new() };
@@ -215,6 +241,8 @@ fn measure(
         bytes: plan.bytes,
         ratio: latency.ratio(OURS, UNCONNECTED),
         ratio_connected: latency.ratio(OURS, CONNECTED),
+        ratio_by_server: (latency.scores.len() > BY_SERVER).then(|| latency.ratio(OURS, BY_SERVER)),
+        direct_reads: None,
         latency,
         pipelined,
     })

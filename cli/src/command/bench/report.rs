@@ -1,5 +1,6 @@
 //! The results, as tables or as JSON.
 
+use bluebridge_rack::controller_report::DirectReadsReport;
 use bluebridge_rack::spec::DataPlane;
 use serde::Serialize;
 
@@ -57,7 +58,17 @@ fn latency(report: &Report) -> anyhow::Result<()> {
     output::prose(&format!(
         "ratio {:.3} to the echo, {:.3} to a connected one; hand-over between cores {nearest:.2} to {farthest:.2} us\n",
         report.ratio, report.ratio_connected
-    ))
+    ))?;
+    if let Some(ratio) = report.ratio_by_server {
+        let how = match &report.direct_reads {
+            Some(DirectReadsReport { refusal: Some(refusal), .. }) => {
+                format!("the server's process answered all READs: {refusal}")
+            }
+            _ => "the kernel answered READs".to_owned(),
+        };
+        output::prose(&format!("{how}; ratio {ratio:.3} to READs that the process answers\n"))?;
+    }
+    Ok(())
 }
 
 fn pipelined(report: &Report) -> anyhow::Result<()> {

@@ -188,6 +188,7 @@ impl<'a> Stage<'a> {
             switch: data_plane,
             memory: ByteSize(MEMORY_BYTES),
             redirects: Redirects::default(),
+            direct_reads: true,
         };
         let mut rack = Rack::build(site, spec, cancel.clone())?;
         rack.start_daemons(&program, READY_DEADLINE)?;

@@ -192,6 +192,7 @@ pub(super) fn run(asked: KeyValue, global: Global) -> anyhow::Result<Exit> {
         // Each can hold all of it, also what is written while older pages are not freed yet.
         memory: ByteSize(bytes.saturating_mul(2).next_multiple_of(64 << 20)),
         redirects: Redirects::default(),
+        direct_reads: true,
     };
     let program = std::env::current_exe().context("cannot find this program's own path")?;
     let mut rack = Rack::build(&site, spec, cancel.clone())?;

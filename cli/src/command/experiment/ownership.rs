@@ -79,6 +79,7 @@ pub(super) fn run(asked: Ownership, global: Global) -> anyhow::Result<Exit> {
             switch: asked.switch.unwrap_or(site.data_plane()),
             memory: ByteSize(64 << 20),
             redirects: policy,
+            direct_reads: true,
         };
         let mut rack = Rack::build(&site, spec, cancel.clone())?;
         rack.start_daemons(&program, READY_DEADLINE)?;

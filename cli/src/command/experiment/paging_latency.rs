@@ -120,6 +120,7 @@ pub(super) fn run(asked: PagingLatency, global: Global) -> anyhow::Result<Exit> 
         switch: asked.switch.unwrap_or(site.data_plane()),
         memory: ByteSize(1 << 30),
         redirects: Redirects::default(),
+        direct_reads: true,
     };
     let program = std::env::current_exe().context("cannot find this program's own path")?;
     let mut rack = Rack::build(&site, spec, cancel.clone())?;

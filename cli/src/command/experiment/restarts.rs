@@ -83,6 +83,7 @@ pub(super) fn run(asked: &Restarts, global: Global) -> anyhow::Result<Exit> {
         switch,
         memory: asked.memory,
         redirects: Redirects::default(),
+        direct_reads: true,
     };
     let program = std::env::current_exe().context("cannot find this program's own path")?;
     let mut rack = Rack::build(&site, spec, cancel.clone())?;

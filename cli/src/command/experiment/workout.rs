@@ -207,6 +207,7 @@ fn build(site: &Site, cancel: &Cancel, asked: &Options, servers: u16) -> anyhow:
         // An extent more than the program uses, on each server.
         memory: ByteSize(asked.bytes().0.saturating_add(64 << 20)),
         redirects: Redirects::default(),
+        direct_reads: true,
     };
     let program = std::env::current_exe().context("cannot find this program's own path")?;
     let mut rack = Rack::build(site, spec, cancel.clone())?;

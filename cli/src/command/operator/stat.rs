@@ -3,6 +3,7 @@
 use bluebridge_northbound::proto::{StatisticsRequest, StatisticsResponse};
 use bluebridge_rack::control::ControlError;
 use bluebridge_rack::control::operations::statistics;
+use bluebridge_rack::controller_report::DirectReadsReport;
 use bluebridge_wire::address::PAGE_BYTES;
 use clap::Args;
 use serde_json::{Value, json};
@@ -31,7 +32,7 @@ pub(in crate::command) struct Stat {
 type Response = Result<StatisticsResponse, ControlError>;
 
 /// The columns of the table of servers.
-pub(crate) const COLUMNS: [&str; 11] = [
+pub(crate) const COLUMNS: [&str; 12] = [
     "node",
     "id",
     "shards",
@@ -43,6 +44,7 @@ pub(crate) const COLUMNS: [&str; 11] = [
     "provisional",
     "sessions",
     "responses",
+    "direct reads",
 ];
 
 pub(in crate::command) fn run(options: Stat, global: Global) -> anyhow::Result<Exit> {
@@ -65,6 +67,10 @@ pub(in crate::command) fn run(options: Stat, global: Global) -> anyhow::Result<E
                 responses.iter().flat_map(|(server, response)| refusal_rows(server, response));
             output::text("")?;
             output::table(&["node", "refused or dropped", "times"], rows.collect())?;
+            let rows =
+                responses.iter().flat_map(|(server, response)| passed_rows(server, response));
+            output::text("")?;
+            output::table(&["node", "READs that the kernel passed on", "times"], rows.collect())?;
         }
     }
     let mut failures = Failures::default();
@@ -84,6 +90,25 @@ fn refusal_rows(server: &Server, response: &Response) -> Vec<Vec<String>> {
         (Err(_), _) => vec![vec![server.name.clone(), "no response".to_owned(), String::new()]],
         (Ok(_), []) => vec![row(("nothing", 0))],
         (Ok(_), refusals) => refusals.iter().map(|it| row((&it.reason, it.count))).collect(),
+    }
+}
+
+/// Why READs were passed on to the server's process.
+fn passed_rows(server: &Server, response: &Response) -> Vec<Vec<String>> {
+    let row =
+        |reason: &str, count: u64| vec![server.name.clone(), reason.to_owned(), count.to_string()];
+    let Ok(response) = response else { return Vec::new() };
+    match &response.direct_reads {
+        Some(reads) if reads.refusal.is_empty() && response.passed_reads.is_empty() => {
+            vec![row("none", 0)]
+        }
+        Some(reads) if reads.refusal.is_empty() => {
+            response.passed_reads.iter().map(|it| row(&it.reason, it.count)).collect()
+        }
+        Some(reads) => {
+            vec![vec![server.name.clone(), format!("all: {}", reads.refusal), String::new()]]
+        }
+        None => Vec::new(),
     }
 }
 
@@ -107,11 +132,15 @@ fn document(server: &Server, response: &Response, refusals: bool) -> Value {
         "provisional_pages": response.provisional_pages,
         "session_count": response.session_count,
         "response_count": response.answered_count,
+        "direct_reads": response.direct_reads.as_ref().map(DirectReadsReport::from),
     });
     if let (true, Some(fields)) = (refusals, document.as_object_mut()) {
         let listed = response.refusals.iter();
         let listed = listed.map(|it| json!({ "reason": it.reason, "count": it.count }));
         fields.insert("refusals".to_owned(), listed.collect());
+        let listed = response.passed_reads.iter();
+        let listed = listed.map(|it| json!({ "reason": it.reason, "count": it.count }));
+        fields.insert("passed_reads".to_owned(), listed.collect());
     }
     document
 }
@@ -132,6 +161,10 @@ fn row(server: &Server, response: &Response) -> Vec<String> {
             size(response.provisional_pages),
             response.session_count.to_string(),
             response.answered_count.to_string(),
+            match &response.direct_reads {
+                Some(reads) if reads.refusal.is_empty() => reads.answered_count.to_string(),
+                _ => "off".to_owned(),
+            },
         ]),
         Err(_) => row.push("no response".to_owned()),
     }

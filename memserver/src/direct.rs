@@ -1,0 +1,35 @@
+//! READs that the kernel answers.
+//!
+//! A program on the server's interface answers READs from the arena, before they reach the server: no process is woken
+//! up. For that the arena must be in a BPF map, which both access: `kept::file` makes it so where the kernel allows it.
+//!
+//! * `shared`: what the arena contains for readers: sessions, authority, counters. The protocol is
+//!   [`bluebridge_protocol::direct`].
+//! * `map`: the arena as a map that outlives the process.
+//! * `program`: the program, `bpf/read.bpf.c`, and its tables.
+
+mod crc;
+pub(crate) mod map;
+mod program;
+mod shared;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use rustix::fd::OwnedFd;
+
+pub use program::{DirectReads, NoDirectReads, probe};
+pub use shared::ReadCounts;
+pub(crate) use shared::{Counters, PROCESSORS, Places, SESSIONS, SharedPart};
+
+/// The part of an arena that a program needs to answer READs of it.
+#[derive(Debug)]
+pub struct DirectMemory {
+    /// The map.
+    pub(crate) map: OwnedFd,
+    /// Where its parts are.
+    pub(crate) places: Places,
+    /// What the program counts.
+    pub(crate) counters: Arc<Counters>,
+}
