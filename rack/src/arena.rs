@@ -68,7 +68,9 @@ pub(crate) fn remove(directory: &Path, state: Option<&RackState>) -> io::Result<
         if let Ok(Some(id)) = arena_id(&file)
             && let Err(error) = remove_arena_pin(&id)
         {
+            // The file names what is left.
             result = result.and(Err(io::Error::new(error.source.kind(), error)));
+            continue;
         }
         match fs::remove_file(file) {
             Ok(()) => removed += 1,
