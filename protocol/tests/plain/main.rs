@@ -2,3 +2,5 @@
 
 mod direct;
 mod direct_model;
+mod migration;
+mod migration_model;

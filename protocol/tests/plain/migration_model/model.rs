@@ -1,0 +1,425 @@
+//! The model for the checker: the possible next steps, and the properties.
+
+use stateright::{Model, Property};
+
+use super::{
+    ClientSpec, LINES, Mutant, SERVERS, Scenario,
+    network::Fate,
+    world::{Answer, Forward, HOME, Message, Owner, Pointer, Stage, World, index},
+};
+
+/// One step.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Step {
+    Send {
+        client: u8,
+    },
+    Resend {
+        client: u8,
+    },
+    Resume {
+        client: u8,
+    },
+    Ask {
+        client: u8,
+    },
+    GiveUp {
+        client: u8,
+    },
+    Arrive {
+        message: usize,
+        server: u8,
+        fate: Fate,
+    },
+    Lie {
+        message: usize,
+    },
+    Take {
+        line: u8,
+    },
+    Fetch {
+        line: u8,
+    },
+    Keep {
+        line: u8,
+    },
+    Reopen {
+        line: u8,
+    },
+    Order,
+    Cancel,
+    CrashController,
+    Restart {
+        server: u8,
+        is_kept: bool,
+    },
+    Report {
+        server: u8,
+    },
+    Conclude,
+    GiveBack {
+        line: u8,
+    },
+    HearBack {
+        line: u8,
+    },
+    FreeAll,
+    Renew {
+        client: u8,
+    },
+    StopRenewing {
+        client: u8,
+    },
+    Tick,
+    /// Only with [`Mutant::PresumedLost`].
+    PresumeLost,
+    /// Only with [`Mutant::ControllersYours`].
+    TellTaker {
+        line: u8,
+    },
+    /// A lease ends that its owner does not use any more.
+    EndUnused {
+        server: u8,
+        line: u8,
+        page: u8,
+    },
+    End {
+        server: u8,
+        line: u8,
+        page: u8,
+    },
+}
+
+/// The properties, by the number of the invariant in `docs/migration.md`.
+pub(crate) mod is {
+    pub(crate) const COMPLETE: &str = "some run executes every change and moves every line";
+    pub(crate) const ONE: &str = "1: at most one server serves a line";
+    pub(crate) const HELD: &str = "1: if no memory was lost, one server has each line in the end";
+    pub(crate) const LINEAR: &str = "2: a page is what the last change made it";
+    pub(crate) const ONCE: &str = "2: no change is executed twice";
+    pub(crate) const FENCED: &str = "2: an old incarnation is not served after a new one";
+    pub(crate) const EPOCHS: &str = "3: the lease epochs of a page grow over all holders";
+    pub(crate) const LAST_GRANT: &str = "3: COMMIT is applied under the last grant only";
+    pub(crate) const VERSIONS: &str = "4: a version of a page has one contents";
+    pub(crate) const LOST: &str = "5: what is served was never reported as lost";
+    pub(crate) const SAME: &str = "6: a line is the same when the taker serves it";
+    pub(crate) const COLOURS: &str = "6: no two allocations have one colour";
+    pub(crate) const ALLOCATED: &str = "7: what was allocated is found";
+    pub(crate) const WHOLE: &str = "7: DELETE frees all of an allocation or nothing";
+    pub(crate) const UNKNOWN: &str = "8: an outcome is unknown only if a server ended";
+    pub(crate) const ASTRAY: &str = "9: a request meets the wrong server at most once";
+    pub(crate) const FOUND: &str = "9: the home leads to who has the line";
+    pub(crate) const NEAR: &str = "9: at rest the home knows who has the line";
+    pub(crate) const ENDS: &str = "10: every request and every migration ends";
+}
+
+impl Model for Scenario {
+    type State = World;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<World> {
+        vec![World::new(self)]
+    }
+
+    fn actions(&self, world: &World, steps: &mut Vec<Step>) {
+        self.ordinary(world, steps);
+        steps.push(Step::Tick);
+        self.faults(world, steps);
+    }
+
+    fn next_state(&self, last: &World, step: Step) -> Option<World> {
+        let mut world = last.clone();
+        match step {
+            Step::Send { client } => self.send(&mut world, client)?,
+            Step::Resend { client } => self.resend(&mut world, client)?,
+            Step::Resume { client } => self.resume(&mut world, client)?,
+            Step::Ask { client } => self.ask(&mut world, client)?,
+            Step::GiveUp { client } => self.give_up(&mut world, client)?,
+            Step::Arrive { message, server, fate } => {
+                self.arrive(&mut world, (message, server), fate)?;
+            }
+            Step::Lie { message } => self.lie(&mut world, message)?,
+            Step::Take { line } => self.take(&mut world, line)?,
+            Step::Fetch { line } => self.fetch(&mut world, line)?,
+            Step::Keep { line } => self.ask_to_keep(&mut world, line)?,
+            Step::Reopen { line } => self.reopen(&mut world, line)?,
+            Step::Order => self.order(&mut world)?,
+            Step::Cancel => self.cancel(&mut world)?,
+            Step::CrashController => self.crash_controller(&mut world)?,
+            Step::Restart { server, is_kept } => self.restart(&mut world, server, is_kept)?,
+            Step::Report { server } => self.report(&mut world, server)?,
+            Step::Conclude => self.conclude(&mut world)?,
+            Step::GiveBack { line } => self.give_back(&mut world, line)?,
+            Step::HearBack { line } => self.hear_back(&mut world, line)?,
+            Step::FreeAll => self.free_all(&mut world)?,
+            Step::Renew { client } => self.renew(&mut world, client)?,
+            Step::StopRenewing { client } => self.stop_renewing(&mut world, client)?,
+            Step::Tick => self.tick(&mut world)?,
+            Step::PresumeLost => self.presume_lost(&mut world)?,
+            Step::TellTaker { line } => self.tell_taker(&mut world, line)?,
+            Step::EndUnused { server, line, page } => {
+                self.end_lease(&mut world, server, (line, page), true)?;
+            }
+            Step::End { server, line, page } => {
+                self.end_lease(&mut world, server, (line, page), false)?;
+            }
+        }
+        self.tidy(&mut world);
+        Some(world)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always(is::ONE, |scenario: &Self, world: &World| {
+                scenario.line_numbers().all(|line| scenario.active_holders(world, line) <= 1)
+            }),
+            Property::sometimes(is::COMPLETE, |scenario: &Self, world: &World| {
+                world.stage == Stage::Closed
+                    && scenario.is_done(world)
+                    && scenario.is_complete(world)
+            }),
+            Property::always(is::LINEAR, |scenario: &Self, world: &World| {
+                !world.witness.is_stale && scenario.is_true(world)
+            }),
+            Property::always(is::ONCE, |_, world: &World| !world.witness.is_twice),
+            Property::always(is::FENCED, |_, world: &World| !world.witness.is_unfenced),
+            Property::always(is::EPOCHS, |_, world: &World| !world.witness.is_epoch_old),
+            Property::always(is::LAST_GRANT, |_, world: &World| !world.witness.is_grant_old),
+            Property::always(is::VERSIONS, |_, world: &World| !world.witness.is_version_twice),
+            Property::always(is::LOST, |scenario: &Self, world: &World| {
+                let mut lines = scenario.line_numbers();
+                lines.all(|line| {
+                    !world.gone[usize::from(line)] || scenario.holders(world, line).next().is_none()
+                })
+            }),
+            Property::always(is::SAME, |_, world: &World| !world.witness.is_different),
+            Property::always(is::ALLOCATED, |_, world: &World| !world.witness.is_unallocated),
+            Property::always(is::WHOLE, |scenario: &Self, world: &World| scenario.is_whole(world)),
+            Property::always(is::COLOURS, |_, world: &World| !world.witness.is_colour_twice),
+            Property::always(is::UNKNOWN, |_, world: &World| !world.witness.is_unknown),
+            Property::always(is::ASTRAY, |_, world: &World| !world.witness.is_sent_astray),
+            Property::always(is::FOUND, |scenario: &Self, world: &World| {
+                scenario.line_numbers().all(|line| scenario.hops(world, line).is_some())
+            }),
+            Property::always(is::HELD, |scenario: &Self, world: &World| {
+                let mut lines = scenario.line_numbers();
+                !scenario.is_at_rest(world)
+                    || world.servers.iter().any(|server| server.life > 1)
+                    || lines.all(|line| scenario.holders(world, line).count() == 1)
+            }),
+            Property::always(is::NEAR, |scenario: &Self, world: &World| {
+                let mut lines = scenario.line_numbers();
+                !scenario.is_at_rest(world)
+                    || lines.all(|line| scenario.hops(world, line).is_none_or(|hops| hops <= 2))
+            }),
+            Property::always(is::ENDS, |scenario: &Self, world: &World| {
+                !scenario.is_at_rest(world) || scenario.is_done(world)
+            }),
+        ]
+    }
+}
+
+impl Scenario {
+    /// What happens by itself.
+    fn ordinary(&self, world: &World, steps: &mut Vec<Step>) {
+        for client in 0..index(self.clients.len()) {
+            steps.extend([Step::Send { client }, Step::Resend { client }]);
+            steps.extend([Step::Resume { client }, Step::Ask { client }]);
+            steps.push(Step::StopRenewing { client });
+        }
+        for (at, message) in world.network.iter().enumerate() {
+            for server in self.destinations(message) {
+                steps.push(Step::Arrive { message: at, server, fate: Fate::Plain });
+            }
+        }
+        for line in self.line_numbers() {
+            steps.extend([Step::Take { line }, Step::Fetch { line }, Step::Keep { line }]);
+        }
+        steps.push(Step::Order);
+        if world.forwards.contains(&Forward::Pending) {
+            steps.extend((1..index(SERVERS)).map(|server| Step::Report { server }));
+            steps.push(Step::Conclude);
+        }
+        if world.server(HOME).dying.is_some() {
+            for line in self.line_numbers() {
+                steps.extend([Step::GiveBack { line }, Step::HearBack { line }]);
+            }
+            steps.push(Step::FreeAll);
+        }
+        self.leases(world, |server, line, page| {
+            steps.push(Step::EndUnused { server, line, page });
+        });
+    }
+
+    fn faults(&self, world: &World, steps: &mut Vec<Step>) {
+        let faults = world.faults;
+        for (at, message) in world.network.iter().enumerate() {
+            for server in self.destinations(message) {
+                if faults.copies > 0 {
+                    steps.push(Step::Arrive { message: at, server, fate: Fate::Stays });
+                }
+                if faults.losses > 0 {
+                    steps.push(Step::Arrive { message: at, server, fate: Fate::Mute });
+                }
+            }
+            if faults.lies > 0 {
+                steps.push(Step::Lie { message: at });
+            }
+        }
+        if faults.gives_up > 0 {
+            steps.extend((0..index(self.clients.len())).map(|client| Step::GiveUp { client }));
+        }
+        if faults.sessions > 0 {
+            steps.extend(self.line_numbers().map(|line| Step::Reopen { line }));
+        }
+        if faults.cancels > 0 {
+            steps.push(Step::Cancel);
+        }
+        if faults.controller_crashes > 0 {
+            steps.push(Step::CrashController);
+        }
+        for server in 0..index(SERVERS) {
+            if faults.crashes[usize::from(server)] > 0 {
+                steps.push(Step::Restart { server, is_kept: true });
+            }
+            if faults.wipes[usize::from(server)] > 0 {
+                steps.push(Step::Restart { server, is_kept: false });
+            }
+        }
+        if self.ticks > 0 {
+            steps.extend((0..index(self.clients.len())).map(|client| Step::Renew { client }));
+        }
+        if self.has(Mutant::PresumedLost) {
+            steps.push(Step::PresumeLost);
+        }
+        if self.has(Mutant::ControllersYours) {
+            steps.extend(self.line_numbers().map(|line| Step::TellTaker { line }));
+        }
+        if faults.ends > 0 {
+            self.leases(world, |server, line, page| {
+                steps.push(Step::End { server, line, page });
+            });
+        }
+    }
+
+    /// The servers at which a message may arrive.
+    fn destinations(&self, message: &Message) -> impl Iterator<Item = u8> + use<> {
+        let (only, any) = match message {
+            Message::Request(request) if request.to_pointer => (HOME, true),
+            Message::Request(request) => (request.server, false),
+            Message::Keep(keep) => (self.migrations[usize::from(keep.migration)].0, false),
+            Message::Kept(kept) => (self.migrations[usize::from(kept.keep.migration)].1, false),
+        };
+        // A third server that has no part in the migrations answers like the second one before.
+        let count = if self.migrations.iter().any(|(_, taker)| *taker == 2) { 3 } else { 2 };
+        (0..count).filter(move |server| any || *server == only)
+    }
+
+    fn leases(&self, world: &World, mut with: impl FnMut(u8, u8, u8)) {
+        for server in 0..index(SERVERS) {
+            for line in 0..index(LINES) {
+                for page in self.page_numbers() {
+                    if world.slot(server, line).leases[usize::from(page)].is_some() {
+                        with(server, line, page);
+                    }
+                }
+            }
+        }
+    }
+
+    fn end_lease(
+        &self,
+        world: &mut World,
+        server: u8,
+        (line, page): (u8, u8),
+        is_unused: bool,
+    ) -> Option<()> {
+        let lease = world.slot(server, line).leases[usize::from(page)]?;
+        let is_used = match lease.owner {
+            Owner::Client(client) => self.uses_lease(world, client, lease.epoch),
+            owner @ Owner::Taker { .. } => self.is_lease_used(world, line, owner, lease.epoch),
+        };
+        if is_unused && is_used {
+            return None;
+        }
+        if !is_unused {
+            world.faults.ends = world.faults.ends.checked_sub(1)?;
+        }
+        world.slot_mut(server, line).leases[usize::from(page)] = None;
+        Some(())
+    }
+
+    /// Whether every change was executed, and every line moved.
+    fn is_complete(&self, world: &World) -> bool {
+        let (_, _, last) = self.active(world);
+        let is_applied = |(client, spec): (usize, &ClientSpec)| {
+            let mut ops = spec.ops.iter().enumerate();
+            ops.all(|(op, this)| !this.is_change() || world.applied & (1 << (client * 8 + op)) != 0)
+        };
+        self.clients.iter().enumerate().all(is_applied)
+            && self.line_numbers().all(|line| world.served(last, line, 1).is_some())
+    }
+
+    /// Whether READs of what is served would return the truth.
+    fn is_true(&self, world: &World) -> bool {
+        let is_true = |server: u8, line: u8| {
+            let Some(copy) = world.served(server, line, 1) else { return true };
+            let truth = &world.truth[0][usize::from(line)];
+            let is_dying = world.server(server).dying.is_some();
+            let mut pages = copy.pages.iter().zip(truth).take(self.pages);
+            is_dying || pages.all(|(page, truth)| page.served() == truth.value)
+        };
+        self.line_numbers().all(|line| (0..index(SERVERS)).all(|server| is_true(server, line)))
+    }
+
+    /// Servers that serve a line and may execute a change now.
+    fn active_holders(&self, world: &World, line: u8) -> usize {
+        let is_taken = |server: u8| {
+            let mut leases = world.slot(server, line).leases.iter().flatten();
+            leases.any(|lease| matches!(lease.owner, Owner::Taker { .. }))
+        };
+        self.holders(world, line).filter(|server| !is_taken(*server)).count()
+    }
+
+    /// How many servers must be asked for a line, from the home on; `None` if they do not lead to it.
+    fn hops(&self, world: &World, line: u8) -> Option<u8> {
+        let pointer = Pointer { line, page: 0, generation: 1, tag: super::FIRST_TAG };
+        let mut at = HOME;
+        for hops in 1..4 {
+            match self.refusal(world, at, pointer) {
+                Some(Answer::Moved(next)) => at = next,
+                Some(Answer::WrongNode | Answer::StaleGeneration)
+                    if self.holders(world, line).next().is_some() =>
+                {
+                    return None;
+                }
+                _ => return Some(hops),
+            }
+        }
+        None
+    }
+
+    /// Whether nothing happens any more, except for faults.
+    fn is_at_rest(&self, world: &World) -> bool {
+        world.now == self.ticks && self.is_quiet(world)
+    }
+
+    /// Whether nothing happens before the clock ticks, except for faults.
+    pub(super) fn is_quiet(&self, world: &World) -> bool {
+        let mut steps = Vec::new();
+        self.ordinary(world, &mut steps);
+        steps.into_iter().all(|step| self.next_state(world, step).is_none())
+    }
+
+    /// Whether all clients are done, and all migrations.
+    fn is_done(&self, world: &World) -> bool {
+        let is_idle = |server: &super::world::Server| {
+            server.slots.iter().all(|slot| slot.staged.is_none()) && server.dying.is_none()
+        };
+        (0..index(world.clients.len())).all(|client| self.is_over(world, client))
+            && usize::from(world.active) + 1 == self.migrations.len()
+            && world.stage == Stage::Closed
+            && world.forwards.iter().all(|forward| *forward != Forward::Pending)
+            && world.servers.iter().all(is_idle)
+    }
+}

@@ -1,0 +1,488 @@
+//! The state of the model, and the record of what is true.
+
+use super::{FIRST_TAG, LINES, PAGES, SERVERS, Scenario};
+
+/// The contents of a page: 0 is zeros, each change makes another number.
+pub(super) type Value = u8;
+
+/// A lease epoch: the upper half grows with restarts, as in the protocol.
+pub(super) type Epoch = u8;
+
+/// What a page holds at the start.
+const WRITTEN_BEFORE: Value = 100;
+/// What the frames of servers hold before a line comes to them.
+pub(super) const LEFTOVER: Value = 99;
+
+/// The home of all lines.
+pub(super) const HOME: u8 = 0;
+
+/// How a page belongs to an allocation.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub(super) enum Link {
+    #[default]
+    Free,
+    Head,
+    Body,
+}
+
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub(super) struct Page {
+    /// The bytes of the frame.
+    pub(super) value: Value,
+    /// Without it the page reads as zeros.
+    pub(super) is_written: bool,
+    pub(super) version: u8,
+    /// Of a free page: the last one.
+    pub(super) tag: u8,
+    pub(super) link: Link,
+}
+
+impl Page {
+    /// What a READ returns.
+    pub(super) fn served(&self) -> Value {
+        if self.is_written { self.value } else { 0 }
+    }
+}
+
+/// A line in the memory of a server, which outlives its process if the memory does.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(super) struct Copy {
+    /// The arena generation in its pointers.
+    pub(super) generation: u8,
+    /// Every lease epoch of the line is above it.
+    pub(super) floor: Epoch,
+    pub(super) pages: [Page; PAGES],
+}
+
+/// A line belongs to the taker.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(super) struct Mark {
+    pub(super) migration: u8,
+    pub(super) taker: u8,
+    /// The incarnation of the taker that asked.
+    pub(super) incarnation: u8,
+    /// The session in which it asked.
+    pub(super) session: u8,
+}
+
+/// A line on its way, at the taker.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(super) struct Staged {
+    pub(super) migration: u8,
+    pub(super) epoch: Epoch,
+    /// The incarnation of the taker that took it.
+    pub(super) incarnation: u8,
+    /// The giver's process that granted the lease, and with which memory.
+    pub(super) granted_by: u8,
+    pub(super) life: u8,
+    pub(super) copy: Copy,
+    /// Pages that were read, from the first one on.
+    pub(super) read: u8,
+    /// KEEP was sent: from now on only the giver knows whose line it is.
+    pub(super) is_asked: bool,
+    /// The last answer decided nothing, and the next one would not either.
+    pub(super) is_vain: bool,
+    pub(super) session: u8,
+}
+
+/// Who holds a lease.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(super) enum Owner {
+    Client(u8),
+    Taker { migration: u8, incarnation: u8 },
+}
+
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(super) struct Lease {
+    pub(super) owner: Owner,
+    pub(super) epoch: Epoch,
+    /// The tick at which it ends, in scenarios with a clock.
+    pub(super) until: u8,
+}
+
+/// What a server has of a line.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub(super) struct Slot {
+    pub(super) copy: Option<Copy>,
+    pub(super) mark: Option<Mark>,
+    pub(super) staged: Option<Staged>,
+    pub(super) leases: [Option<Lease>; PAGES],
+    /// The page of an ALLOC_WRITE of which pieces are missing.
+    pub(super) unfinished: Option<u8>,
+    /// Since when a TAKE waits.
+    pub(super) waits: Option<u8>,
+}
+
+/// A client's session, as its server knows it. A client has one request at a time.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(super) struct Session {
+    pub(super) low: u8,
+    pub(super) answer: Option<Answer>,
+    /// What an ALLOC_WRITE has allocated whose other pieces are missing.
+    pub(super) provided: Option<Pointer>,
+}
+
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(super) struct Server {
+    pub(super) incarnation: u8,
+    /// How often it began with empty memory.
+    pub(super) life: u8,
+    pub(super) slots: [Slot; LINES],
+    pub(super) sessions: [Option<Session>; 3],
+    /// The highest incarnation of each client's node.
+    pub(super) fences: [u8; 2],
+    pub(super) epochs: Epoch,
+    /// The migration that it allows.
+    pub(super) allowed: Option<u8>,
+    /// The migration for which it has reserved frames.
+    pub(super) reserved: Option<u8>,
+    /// The client for which it frees an allocation that lies in several nodes.
+    pub(super) dying: Option<u8>,
+}
+
+/// Where the home believes a line of its first generation to be.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(super) enum Forward {
+    /// Here, or marked.
+    Own,
+    At(u8),
+    /// Those that may have it have not reported.
+    Pending,
+    Gone,
+}
+
+/// The answer to a client's request.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(super) enum Answer {
+    /// The server needs more pieces.
+    Nothing,
+    Done,
+    Granted {
+        epoch: Epoch,
+        value: Value,
+    },
+    Created(Pointer),
+    OutOfMemory,
+    Busy,
+    Moved(u8),
+    NoAuthority,
+    WrongNode,
+    NoSession,
+    StaleGeneration,
+    NotAllocated,
+    LeaseLost,
+    /// A DELETE of pages of which some are elsewhere.
+    AskHome,
+}
+
+/// Where a page is, and what it is called.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(super) struct Pointer {
+    pub(super) line: u8,
+    pub(super) page: u8,
+    pub(super) generation: u8,
+    pub(super) tag: u8,
+}
+
+/// What a client does.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(super) enum Doing {
+    /// It sends its next request.
+    Nothing,
+    /// It waits for an answer of this server.
+    Waits { server: u8 },
+    /// It was refused, and asks this server again when that helps.
+    Pauses { server: u8 },
+    /// It lost its session while a change was under way.
+    Asks { server: u8, incarnation: u8 },
+    /// Its incarnation is too low.
+    Over,
+}
+
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(super) struct Client {
+    pub(super) next: u8,
+    pub(super) doing: Doing,
+    /// The incarnation of each server with which it has a session.
+    pub(super) sessions: [u8; SERVERS],
+    /// Grows with each request that it gave up: a copy may still be on its way.
+    pub(super) number: u8,
+    /// Who serves each line, as far as it knows.
+    pub(super) hints: [u8; LINES],
+    /// The next try is one of those that go to an endpoint address.
+    pub(super) is_retry: bool,
+    /// A DELETE that only the home can execute.
+    pub(super) is_for_home: bool,
+    pub(super) lease: Option<(Epoch, Value)>,
+    pub(super) own: Option<Pointer>,
+}
+
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub(super) struct Request {
+    pub(super) client: u8,
+    pub(super) op: u8,
+    pub(super) number: u8,
+    /// The server of its session, and that one's incarnation.
+    pub(super) server: u8,
+    pub(super) incarnation: u8,
+    /// Sent to the pointer, and not to the server's endpoint address.
+    pub(super) to_pointer: bool,
+    /// Not the first try.
+    pub(super) is_again: bool,
+    /// Only the last pieces of an ALLOC_WRITE.
+    pub(super) is_rest: bool,
+}
+
+/// KEEP.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub(super) struct Keep {
+    pub(super) migration: u8,
+    pub(super) line: u8,
+    pub(super) epoch: Epoch,
+    /// Of the taker.
+    pub(super) incarnation: u8,
+    pub(super) session: u8,
+}
+
+/// The answer to KEEP.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub(super) struct Kept {
+    pub(super) keep: Keep,
+    pub(super) is_ok: bool,
+    /// Which process of the giver answers, and with which memory.
+    pub(super) incarnation: u8,
+    pub(super) life: u8,
+    /// The highest incarnations that the giver has seen.
+    pub(super) fences: [u8; 2],
+}
+
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub(super) enum Message {
+    Request(Request),
+    Keep(Keep),
+    Kept(Kept),
+}
+
+/// What the controller has recorded of a migration.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(super) enum Stage {
+    Recorded,
+    /// The taker has reserved frames.
+    Reserved,
+    Allowed,
+    /// No more lines are to move.
+    Ending,
+    /// The giver gives no more lines.
+    Withdrawn,
+    /// The home knows who serves the lines.
+    Learned,
+    Closed,
+}
+
+/// What is true of a page, whoever serves it.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub(super) struct Truth {
+    pub(super) value: Value,
+    pub(super) tag: u8,
+    pub(super) link: Link,
+    /// The last lease epoch.
+    pub(super) epoch: Epoch,
+    /// What each version had, plus one.
+    pub(super) versions: [Value; 8],
+}
+
+/// What was seen.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub(crate) struct Witness {
+    pub(super) is_stale: bool,
+    pub(super) is_twice: bool,
+    pub(super) is_epoch_old: bool,
+    pub(super) is_grant_old: bool,
+    pub(super) is_version_twice: bool,
+    pub(super) is_different: bool,
+    pub(super) is_unallocated: bool,
+    pub(super) is_unknown: bool,
+    pub(super) is_sent_astray: bool,
+    pub(super) is_unfenced: bool,
+    pub(super) is_colour_twice: bool,
+}
+
+/// Faults that may still happen.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub(crate) struct Faults {
+    /// Messages that arrive and stay.
+    pub(crate) copies: u8,
+    /// Answers that are lost.
+    pub(crate) losses: u8,
+    /// First tries that somebody answers with MOVED although nothing has moved.
+    pub(crate) lies: u8,
+    /// Leases that end before their owners are done.
+    pub(crate) ends: u8,
+    /// Sessions between servers that end.
+    pub(crate) sessions: u8,
+    /// Requests that their clients give up.
+    pub(crate) gives_up: u8,
+    /// Requests that are sent again although they are still on their way.
+    pub(crate) repeats: u8,
+    pub(crate) cancels: u8,
+    pub(crate) controller_crashes: u8,
+    /// How often each server is killed and goes on with kept memory.
+    pub(crate) crashes: [u8; SERVERS],
+    /// How often each server loses its memory.
+    pub(crate) wipes: [u8; SERVERS],
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub(crate) struct World {
+    pub(super) servers: [Server; SERVERS],
+    pub(super) clients: Vec<Client>,
+    pub(super) network: Vec<Message>,
+
+    // The home's memory.
+    pub(super) generation: u8,
+    pub(super) forwards: [Forward; LINES],
+    /// Servers that have reported since the home asked, and which of them has each line.
+    pub(super) reported: [bool; SERVERS],
+    pub(super) claims: [Option<u8>; LINES],
+
+    // The controller's record.
+    pub(super) active: u8,
+    pub(super) stage: Stage,
+
+    pub(super) now: u8,
+    pub(super) faults: Faults,
+
+    pub(super) truth: [[[Truth; PAGES]; LINES]; 2],
+    /// Requests that were executed.
+    pub(super) applied: u32,
+    /// Lines of which a client was told that they are lost.
+    pub(super) gone: [bool; LINES],
+    /// The highest incarnation of each node that was served, for each line.
+    pub(super) newest: [[u8; 2]; LINES],
+    pub(crate) witness: Witness,
+}
+
+impl World {
+    pub(super) fn new(scenario: &Scenario) -> Self {
+        let mut truth = [[[Truth::default(); PAGES]; LINES]; 2];
+        let frame = Page { value: LEFTOVER, ..Page::default() };
+        let mut slots = [Slot::default(); LINES];
+        for (line, slot) in slots.iter_mut().enumerate().take(scenario.lines) {
+            let mut pages = [frame; PAGES];
+            for (at, page) in pages.iter_mut().enumerate().take(scenario.pages) {
+                let index = line * scenario.pages + at;
+                if index >= scenario.allocated {
+                    continue;
+                }
+                page.link = if index == 0 { Link::Head } else { Link::Body };
+                page.tag = FIRST_TAG;
+                page.version = 1;
+                if index < scenario.written {
+                    (page.value, page.is_written) = (WRITTEN_BEFORE, true);
+                }
+                let of = &mut truth[0][line][at];
+                (of.value, of.tag, of.link) = (page.served(), page.tag, page.link);
+                of.versions[1] = of.value + 1;
+            }
+            slot.copy = Some(Copy { generation: 1, floor: 0, pages });
+        }
+        let server = |incarnation: u8, slots| Server {
+            incarnation,
+            life: 1,
+            slots,
+            sessions: [None; 3],
+            fences: [0; 2],
+            epochs: incarnation << 4,
+            allowed: None,
+            reserved: None,
+            dying: None,
+        };
+        let empty = [Slot::default(); LINES];
+        // The home has been started more often than the others, so its lease epochs are higher.
+        let servers = [server(2, slots), server(1, empty), server(1, empty)];
+        let client = Client {
+            next: 0,
+            doing: Doing::Nothing,
+            sessions: [0; SERVERS],
+            number: 0,
+            hints: [HOME; LINES],
+            is_retry: false,
+            is_for_home: false,
+            lease: None,
+            own: None,
+        };
+        Self {
+            servers,
+            clients: vec![client; scenario.clients.len()],
+            network: Vec::new(),
+            generation: 1,
+            forwards: [Forward::Own; LINES],
+            reported: [false; SERVERS],
+            claims: [None; LINES],
+            active: 0,
+            stage: Stage::Recorded,
+            now: 0,
+            faults: scenario.faults,
+            truth,
+            applied: 0,
+            gone: [false; LINES],
+            newest: [[0; 2]; LINES],
+            witness: Witness::default(),
+        }
+    }
+
+    pub(super) fn slot(&self, server: u8, line: u8) -> &Slot {
+        &self.servers[usize::from(server)].slots[usize::from(line)]
+    }
+
+    pub(super) fn slot_mut(&mut self, server: u8, line: u8) -> &mut Slot {
+        &mut self.servers[usize::from(server)].slots[usize::from(line)]
+    }
+
+    pub(super) fn server(&self, server: u8) -> &Server {
+        &self.servers[usize::from(server)]
+    }
+
+    pub(super) fn server_mut(&mut self, server: u8) -> &mut Server {
+        &mut self.servers[usize::from(server)]
+    }
+
+    pub(super) fn client(&self, client: u8) -> &Client {
+        &self.clients[usize::from(client)]
+    }
+
+    pub(super) fn client_mut(&mut self, client: u8) -> &mut Client {
+        &mut self.clients[usize::from(client)]
+    }
+
+    pub(super) fn truth_mut(&mut self, generation: u8, line: u8, page: u8) -> &mut Truth {
+        &mut self.truth[usize::from(generation) - 1][usize::from(line)][usize::from(page)]
+    }
+
+    /// The contents of a line that a server answers for.
+    pub(super) fn served(&self, server: u8, line: u8, generation: u8) -> Option<&Copy> {
+        let slot = self.slot(server, line);
+        let copy = slot.copy.as_ref().filter(|copy| copy.generation == generation)?;
+        slot.mark.is_none().then_some(copy)
+    }
+
+    pub(super) fn send(&mut self, message: Message) {
+        if let Err(place) = self.network.binary_search(&message) {
+            self.network.insert(place, message);
+        }
+    }
+
+    /// A page has a new version.
+    pub(super) fn note_version(&mut self, generation: u8, line: u8, page: u8, of: Page) {
+        let seen = self.truth_mut(generation, line, page).versions;
+        let is_new = seen[usize::from(of.version)] == 0;
+        let is_same = seen[usize::from(of.version)] == of.served() + 1;
+        self.witness.is_version_twice |= !is_new && !is_same;
+        self.truth_mut(generation, line, page).versions[usize::from(of.version)] = of.served() + 1;
+    }
+}
+
+/// A position in a short list.
+pub(super) fn index(at: usize) -> u8 {
+    u8::try_from(at).expect("there are few")
+}
