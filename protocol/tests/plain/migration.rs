@@ -43,22 +43,42 @@ fn scenarios() -> Vec<Scenario> {
         scenario("given up", &[&[Add(0, 0), Read(0, 0), Add(0, 0)]], |s| {
             (s.faults.gives_up, s.faults.repeats, s.faults.copies) = (1, 1, 1);
         }),
+        scenario("a line is written", &[&[WriteLine(0), Read(0, 1)]], |s| {
+            (s.pages, s.allocated, s.written) = (2, 2, 2);
+            (s.faults.losses, s.faults.copies, s.faults.ends) = (1, 1, 1);
+        }),
         scenario("two incarnations", &[&[Add(0, 0), Add(0, 0)], &[Add(0, 0)]], |s| {
             (s.clients[1].node, s.clients[1].incarnation) = (0, 2);
             s.migrations = vec![(0, 1), (1, 0), (0, 1)];
         }),
         scenario("allocated", &[&[Create, ReadOwn]], |s| s.pages = 2),
         scenario("allocated and written", &[&[AllocWrite, ReadOwn]], |s| s.pages = 2),
+        scenario("freed, frames", &[&[Delete]], |s| {
+            (s.lines, s.allocated, s.written) = (2, 2, 2);
+            s.faults.allocations = 1;
+        }),
         scenario("freed", &[&[Delete], &[Read(1, 0)]], |s| {
             (s.lines, s.allocated, s.written) = (2, 2, 2);
         }),
         scenario("freed, the home restarts", &[&[Delete]], |s| {
             (s.lines, s.allocated, s.written) = (2, 2, 2);
+            s.incarnations = [1, 2, 1];
             s.faults.crashes[0] = 1;
+        }),
+        scenario("freed, half of it lost", &[&[Delete]], |s| {
+            (s.lines, s.allocated, s.written) = (2, 2, 2);
+            s.faults.wipes[1] = 1;
+        }),
+        scenario("freed, the home loses its memory", &[&[Delete]], |s| {
+            (s.lines, s.allocated, s.written) = (2, 2, 2);
+            s.faults.wipes[0] = 1;
         }),
         scenario("cancelled", &[&[Add(0, 0)]], |s| {
             (s.faults.cancels, s.faults.controller_crashes) = (1, 1);
+            (s.faults.losses, s.faults.allocations) = (1, 1);
         }),
+        scenario("the controller restarts", &[&[Add(0, 0)]], |s| s.faults.controller_crashes = 3)
+            .with(chain),
         scenario("the giver restarts", &[&[Add(0, 0), Read(0, 0)]], |s| {
             (s.faults.crashes[0], s.faults.cancels) = (1, 1);
         }),
@@ -82,18 +102,67 @@ fn scenarios() -> Vec<Scenario> {
             s.faults.wipes[1] = 1;
         })
         .with(chain),
+        scenario("chain, two lose their memory", &[&[Read(0, 0)]], |s| {
+            s.faults.wipes = [1, 1, 0];
+        })
+        .with(chain),
         scenario("chain, the home loses its memory", &[&[Read(0, 0), Read(0, 0)]], |s| {
             s.faults.wipes[0] = 1;
         })
         .with(chain),
         scenario("back", &[&[Add(0, 0), Read(0, 0)]], |s| s.faults.losses = 1).with(back),
+        scenario("back, the home loses its memory", &[&[Read(0, 0)]], |s| s.faults.wipes[0] = 1)
+            .with(back),
         scenario("back, freed", &[&[Delete, Create, ReadOwn]], |_| {}).with(back),
     ]
 }
 
 /// For nightly runs.
 fn large_scenarios() -> Vec<Scenario> {
-    Vec::new()
+    let chain = |s: &mut Scenario| s.migrations = vec![(0, 1), (1, 2)];
+    let back = |s: &mut Scenario| s.migrations = vec![(0, 1), (1, 0)];
+    let leases: &[&[Op]] = &[&[Update(0, 0), Commit(0, 0)], &[Update(0, 0), Commit(0, 0)]];
+    vec![
+        scenario("everything once", &[&[Add(0, 0), Read(0, 0)]], |s| {
+            (s.faults.losses, s.faults.copies, s.faults.ends) = (1, 1, 1);
+            (s.faults.cancels, s.faults.sessions) = (1, 1);
+            s.faults.crashes = [1, 1, 0];
+        }),
+        scenario("chain, restarts", &[&[Add(0, 0), Read(0, 0)]], |s| {
+            (s.faults.losses, s.faults.ends) = (1, 1);
+            s.faults.crashes = [1, 1, 1];
+        })
+        .with(chain),
+        scenario("chain, losses", &[&[Add(0, 0), Read(0, 0)]], |s| {
+            s.faults.losses = 1;
+            s.faults.wipes = [1, 1, 1];
+        })
+        .with(chain),
+        scenario("back, losses", &[&[Add(0, 0), Read(0, 0)]], |s| {
+            (s.faults.losses, s.faults.cancels) = (1, 1);
+            s.faults.wipes = [1, 1, 0];
+        })
+        .with(back),
+        scenario("back, leases", leases, |s| {
+            s.faults.ends = 1;
+            s.faults.crashes = [1, 1, 0];
+        })
+        .with(back),
+        scenario("two lines", &[&[Add(0, 0), Add(1, 0)], &[Read(1, 0)]], |s| {
+            (s.lines, s.allocated, s.written) = (2, 2, 2);
+            (s.faults.cancels, s.faults.losses) = (1, 1);
+            s.faults.crashes[0] = 1;
+        }),
+        scenario("freed, restarts", &[&[Delete], &[Read(1, 0)]], |s| {
+            (s.lines, s.allocated, s.written) = (2, 2, 2);
+            s.faults.crashes = [1, 1, 0];
+        }),
+        scenario("freed, in a chain", &[&[Delete]], |s| {
+            (s.lines, s.allocated, s.written) = (2, 2, 2);
+            s.faults.losses = 1;
+        })
+        .with(chain),
+    ]
 }
 
 fn named(name: &str) -> Scenario {
@@ -169,8 +238,16 @@ fn where_it_shows(mutant: Mutant) -> Option<(&'static str, &'static str)> {
         Mutant::FencesWithheld | Mutant::FencesAtAllowance => ("two incarnations", is::FENCED),
         Mutant::MovedBelieved => ("led astray", is::ONCE),
         Mutant::NoSessionBelieved => ("led astray", is::UNKNOWN),
+        Mutant::LostTakerKeeps => ("freed, half of it lost", is::ENDS),
+        Mutant::OrderedBeforeLoss => ("freed, half of it lost", is::HELD),
+        Mutant::LostHomeKeeps => ("back, the home loses its memory", is::FOUND),
+        Mutant::FloorPerLine => ("freed, the home restarts", is::EPOCHS),
+        Mutant::MovedAsWhole => ("a line is written", is::ONCE),
+        Mutant::LateOrderObeyed => ("cancelled", is::NAMES),
+        Mutant::FramesReleased => ("cancelled", is::NAMES),
         Mutant::DoubtForgotten => ("the taker restarts", is::HELD),
-        Mutant::AllowanceLeft => ("freed", is::FOUND),
+        Mutant::AllowanceLeft => ("freed, frames", is::NAMES),
+        Mutant::ReportBeforeLoss => ("chain, two lose their memory", is::LOST),
         Mutant::NextProcessBelieved => ("the giver loses its memory", is::ONCE),
         Mutant::AgainToPointer => ("led astray", is::ASTRAY),
         Mutant::ReadsUnchecked | Mutant::LostOfAnotherLife | Mutant::StagedIsBusy => return None,

@@ -8,12 +8,12 @@ use super::{
 impl Op {
     /// Whether a second execution would have an effect.
     pub(super) const fn is_change(self) -> bool {
-        matches!(self, Self::Add(..) | Self::Commit(..) | Self::Delete)
+        matches!(self, Self::Add(..) | Self::WriteLine(_) | Self::Commit(..) | Self::Delete)
     }
 
     /// Whether the first try goes to the pointer; others go to the endpoint address.
     const fn is_sent_to_pointer(self) -> bool {
-        matches!(self, Self::Read(..) | Self::Add(..) | Self::Update(..) | Self::ReadOwn)
+        !matches!(self, Self::Commit(..) | Self::Create | Self::AllocWrite | Self::Delete)
     }
 }
 
@@ -45,21 +45,13 @@ impl Scenario {
         if let Some(session) = &mut world.server_mut(server).sessions[usize::from(client)]
             && session.low == number
         {
-            (session.answer, session.provided) = (None, None);
+            *session = Session { low: number, ..Session::default() };
         }
-        let this = world.client_mut(client);
-        this.doing = Doing::Waits { server };
-        let op = this.next;
-        world.send(Message::Request(Request {
-            client,
-            op,
-            number,
-            server,
-            incarnation,
-            to_pointer,
-            is_again: false,
-            is_rest: false,
-        }));
+        world.client_mut(client).doing = Doing::Waits { server };
+        for request in self.datagrams(world, client, server) {
+            let request = Request { incarnation, to_pointer, is_again: false, ..request };
+            world.send(Message::Request(request));
+        }
         Some(())
     }
 
@@ -79,7 +71,7 @@ impl Scenario {
         self.raise_fence(world, server, spec.node, spec.incarnation);
         let low = world.client(client).number;
         let this = world.server_mut(server);
-        this.sessions[at] = Some(Session { low, answer: None, provided: None });
+        this.sessions[at] = Some(Session { low, ..Session::default() });
         let incarnation = this.incarnation;
         world.client_mut(client).sessions[usize::from(server)] = incarnation;
         Some(incarnation)
@@ -104,21 +96,23 @@ impl Scenario {
             Message::Request(request) => self.is_awaited(world, request),
             _ => false,
         });
-        let request = self.again(world, client, server);
+        let requests = self.datagrams(world, client, server);
         if is_on_its_way {
-            if world.network.contains(&Message::Request(request)) {
+            let is_missing =
+                |request: &Request| !world.network.contains(&Message::Request(*request));
+            if !requests.iter().any(is_missing) {
                 return None;
             }
             world.faults.repeats = world.faults.repeats.checked_sub(1)?;
         }
-        world.send(Message::Request(request));
+        requests.into_iter().for_each(|request| world.send(Message::Request(request)));
         Some(())
     }
 
-    /// The request that a client waits for, as it is sent again.
-    fn again(&self, world: &World, client: u8, server: u8) -> Request {
+    /// The datagrams of the request that a client waits for, as they are sent again.
+    fn datagrams(&self, world: &World, client: u8, server: u8) -> Vec<Request> {
         let this = world.client(client);
-        Request {
+        let request = Request {
             client,
             op: this.next,
             number: this.number,
@@ -126,8 +120,16 @@ impl Scenario {
             incarnation: this.sessions[usize::from(server)],
             to_pointer: self.has(Mutant::AgainToPointer),
             is_again: true,
-            is_rest: false,
+            asked: 0,
+            piece: 0,
+        };
+        if !matches!(self.op_of(world, client), Some(Op::WriteLine(_))) {
+            return vec![request];
         }
+        let is_missing = |page: &u8| this.written & (1 << page) == 0;
+        let pages: Vec<u8> = self.page_numbers().filter(is_missing).collect();
+        let asked = pages.iter().fold(0, |all, page| all | 1 << page);
+        pages.into_iter().map(|piece| Request { asked, piece, ..request }).collect()
     }
 
     /// A client that was refused asks again, when that helps.
@@ -193,7 +195,7 @@ impl Scenario {
         let this = world.client_mut(client);
         this.next += 1;
         this.doing = Doing::Nothing;
-        (this.is_retry, this.is_for_home) = (false, false);
+        (this.is_retry, this.is_for_home, this.written) = (false, false, 0);
     }
 
     /// Whether a client waits for the answer to this request.
@@ -220,8 +222,9 @@ impl Scenario {
         if from != server && !is_believed {
             // It means only that the switch led the request astray.
             world.witness.is_sent_astray |= request.is_again;
-            let again = self.again(world, client, server);
-            world.send(Message::Request(again));
+            for again in self.datagrams(world, client, server) {
+                world.send(Message::Request(again));
+            }
             return;
         }
         let this = world.client_mut(client);
@@ -236,10 +239,20 @@ impl Scenario {
                 this.own = Some(pointer);
                 self.end_op(world, client);
             }
-            Answer::LeaseLost | Answer::OutOfMemory => self.end_op(world, client),
+            Answer::LeaseLost | Answer::OutOfMemory | Answer::HalfLost => {
+                self.end_op(world, client)
+            }
             Answer::NotAllocated => {
                 world.witness.is_unallocated |= self.is_allocated(world, pointer);
                 self.end_op(world, client);
+            }
+            Answer::Partial { written, holder } => {
+                this.written |= written;
+                this.doing = Doing::Pauses { server };
+                if let (Some(holder), Some(pointer)) = (holder, pointer) {
+                    this.hints[usize::from(pointer.line)] = holder;
+                    this.doing = Doing::Nothing;
+                }
             }
             Answer::Busy => this.doing = Doing::Pauses { server },
             Answer::Moved(holder) => {

@@ -2,16 +2,28 @@
 
 use super::{
     Mutant, Scenario,
-    world::{Forward, HOME, Lease, Owner, Slot, Stage, World},
+    world::{Forward, Frames, HOME, Lease, Owner, Slot, Stage, World},
 };
 
 impl Scenario {
     /// The next order.
     pub(super) fn order(&self, world: &mut World) -> Option<()> {
         let (migration, giver, taker) = self.active(world);
+        let is_unknown = |server: u8| world.server(server).is_loss_unknown;
+        if (is_unknown(giver) || is_unknown(taker)) && !self.has(Mutant::OrderedBeforeLoss) {
+            return None;
+        }
         world.stage = match world.stage {
+            // There is no room.
+            Stage::Recorded if world.server(taker).frames == Frames::Own => Stage::Ending,
+            // The home's next generation does not take lines of the last one back.
+            Stage::Recorded if taker == HOME && world.generation > 1 => Stage::Ending,
             Stage::Recorded => {
-                world.server_mut(taker).reserved = Some(migration);
+                let server = world.server_mut(taker);
+                server.reserved = Some(migration);
+                if taker != HOME && server.frames == Frames::Free {
+                    server.frames = Frames::Reserved;
+                }
                 Stage::Reserved
             }
             Stage::Reserved => {
@@ -87,12 +99,21 @@ impl Scenario {
     fn forget(&self, world: &mut World) {
         let (_, giver, taker) = self.active(world);
         for line in self.line_numbers() {
-            if world.slot(giver, line).mark.is_some() {
+            // The home forgets a mark when it learns who serves the line, others when the home has learned it.
+            let at = world.forwards[usize::from(line)];
+            let is_known = giver != HOME && at != Forward::At(giver);
+            let is_blind = self.has(Mutant::ForgottenEarly) || self.has(Mutant::ClosedInDoubt);
+            if world.slot(giver, line).mark.is_some() && (is_known || is_blind) {
                 *world.slot_mut(giver, line) = Slot::default();
+                self.release_frames(world, giver, line);
             }
         }
         world.server_mut(giver).allowed = None;
-        world.server_mut(taker).reserved = None;
+        let server = world.server_mut(taker);
+        server.reserved = None;
+        if server.frames == Frames::Reserved {
+            server.frames = Frames::Free;
+        }
     }
 
     /// The operator cancels.
@@ -113,7 +134,11 @@ impl Scenario {
 
     /// The giver allows nothing any more. What is marked stays marked.
     fn withdraw(&self, world: &mut World) {
-        let (migration, giver, _) = self.active(world);
+        let (migration, giver, taker) = self.active(world);
+        let frames = &mut world.server_mut(taker).frames;
+        if *frames == Frames::Reserved && self.has(Mutant::FramesReleased) {
+            *frames = Frames::Free;
+        }
         let server = world.server_mut(giver);
         if server.allowed != Some(migration) {
             return;
@@ -125,13 +150,27 @@ impl Scenario {
         }
     }
 
-    /// The controller forgets which orders it gave.
+    /// The controller forgets its last order before it has recorded it, and gives it again.
     pub(super) fn crash_controller(&self, world: &mut World) -> Option<()> {
-        if !matches!(world.stage, Stage::Reserved | Stage::Allowed) {
+        world.stage = match world.stage {
+            Stage::Reserved => Stage::Recorded,
+            Stage::Allowed => Stage::Reserved,
+            Stage::Withdrawn => Stage::Ending,
+            Stage::Learned => Stage::Withdrawn,
+            Stage::Closed => Stage::Learned,
+            Stage::Recorded | Stage::Ending => return None,
+        };
+        world.faults.controller_crashes = world.faults.controller_crashes.checked_sub(1)?;
+        Some(())
+    }
+
+    /// An order of a controller that has ended arrives late.
+    pub(super) fn order_late(&self, world: &mut World) -> Option<()> {
+        let (migration, giver, _) = self.active(world);
+        if !matches!(world.stage, Stage::Withdrawn | Stage::Learned) {
             return None;
         }
-        world.faults.controller_crashes = world.faults.controller_crashes.checked_sub(1)?;
-        world.stage = Stage::Recorded;
+        world.server_mut(giver).allowed = Some(migration);
         Some(())
     }
 }

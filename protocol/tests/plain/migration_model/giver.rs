@@ -83,6 +83,9 @@ impl Scenario {
             slot.mark = Some(mark);
             slot.leases = Default::default();
             is_ok = true;
+            // It was on its way when the taker lost its memory.
+            let is_late = world.server(taker).life > 1 && !self.is_keep_awaited(world, &keep);
+            world.is_lost[usize::from(line)] |= is_late;
         }
         let server = world.server(giver);
         let (incarnation, life) = (server.incarnation, server.life);

@@ -2,7 +2,9 @@
 
 use super::{
     LINES, Mutant, SERVERS, Scenario,
-    world::{Copy, Forward, HOME, LEFTOVER, Page, Slot, Stage, World, index},
+    world::{
+        Copy, Epoch, Forward, Frames, HOME, LEFTOVER, Lease, Owner, Page, Slot, Stage, World, index,
+    },
 };
 
 impl Scenario {
@@ -42,39 +44,107 @@ impl Scenario {
             if self.has(Mutant::MarksNotKept) {
                 slot.mark = None;
             }
-            let Some(copy) = &mut slot.copy else { continue };
-            // The last process may have granted leases above the floor.
-            copy.floor = match copy.floor {
-                0 => 0,
-                _ if self.has(Mutant::FloorForgotten) => 0,
-                floor if self.has(Mutant::FloorNotRaised) => floor,
-                floor => ((floor >> 4) + 1) << 4,
-            };
+            if let Some(copy) = &mut slot.copy
+                && copy.floor > 0
+            {
+                copy.floor = above(copy.floor);
+            }
+        }
+        // The last process may have granted leases above the floor, for any of its lines.
+        let own = this.epochs;
+        this.epochs = match this.floor {
+            0 => own,
+            _ if self.has(Mutant::FloorForgotten) || self.has(Mutant::FloorPerLine) => own,
+            floor if self.has(Mutant::FloorNotRaised) => own.max(floor),
+            floor => own.max(above(floor)),
+        };
+        if this.floor > 0 {
+            this.floor = this.epochs;
         }
     }
 
     /// The next process has nothing.
     fn begin_empty(&self, world: &mut World, server: u8) {
-        let (_, giver, taker) = self.active(world);
         let this = world.server_mut(server);
         this.life += 1;
         this.fences = [0; 2];
-        this.slots = [Slot::default(); LINES];
+        this.floor = 0;
         (this.allowed, this.reserved, this.dying) = (None, None, None);
-        let is_open = matches!(world.stage, Stage::Recorded | Stage::Reserved | Stage::Allowed);
+        this.frames = Frames::Free;
+        self.note_losses(world, server);
+        world.server_mut(server).slots = [Slot::default(); LINES];
         if server == HOME {
             self.begin_generation(world);
+            self.end_migration_of(world, server);
         } else {
-            self.lose_holder(world, server);
+            world.server_mut(server).is_loss_unknown = true;
         }
-        if is_open && server == giver {
+    }
+
+    /// The lines that are lost with a server's memory: those that it serves, and those of which nobody knows whose they are.
+    fn note_losses(&self, world: &mut World, server: u8) {
+        for line in self.line_numbers() {
+            let is_marked = |giver: u8| world.slot(giver, line).mark.is_some();
+            let is_in_doubt = is_marked(server) && self.holders(world, line).next().is_none();
+            let is_staged = world.slot(server, line).staged.is_some();
+            let is_given = is_staged && (0..index(SERVERS)).any(is_marked);
+            let is_served = world.served(server, line, 1).is_some();
+            // What is given back to the home is about to be freed, and nobody else has it.
+            let is_back = server == HOME && self.is_going_back(world, line);
+            world.is_lost[usize::from(line)] |= is_served || is_in_doubt || is_given || is_back;
+        }
+    }
+
+    /// A giver gives nothing more, and the rest of a range goes to the taker's next incarnation.
+    fn end_migration_of(&self, world: &mut World, server: u8) {
+        let (_, giver, taker) = self.active(world);
+        if !matches!(world.stage, Stage::Recorded | Stage::Reserved | Stage::Allowed) {
+            return;
+        }
+        if server == giver {
             world.stage = Stage::Ending;
-        } else if is_open && server == taker {
-            // The rest of the range goes to its next incarnation.
+        } else if server == taker {
             world.stage = Stage::Recorded;
         }
+    }
+
+    /// The controller tells all of the loss of a server's memory. From now on nothing of the lost incarnation counts.
+    pub(super) fn learn_loss(&self, world: &mut World, server: u8) -> Option<()> {
+        if !core::mem::take(&mut world.server_mut(server).is_loss_unknown) {
+            return None;
+        }
+        for line in self.line_numbers() {
+            self.lose_line(world, server, line);
+        }
+        self.end_migration_of(world, server);
         world.reported = [false; SERVERS];
         world.claims = [None; LINES];
+        Some(())
+    }
+
+    fn lose_line(&self, world: &mut World, server: u8, line: u8) {
+        let mut is_asked = world.forwards[usize::from(line)] == Forward::At(server);
+        for giver in 0..index(SERVERS) {
+            self.end_doubt(world, giver, line);
+            if !self.has(Mutant::LostTakerKeeps) {
+                for lease in &mut world.slot_mut(giver, line).leases {
+                    *lease = lease.filter(|lease| self.taker_of(lease) != Some(server));
+                }
+            }
+            let is_given = world.slot(giver, line).mark.is_some_and(|mark| mark.taker == server);
+            if is_given && !self.has(Mutant::MarkWithoutIncarnation) {
+                *world.slot_mut(giver, line) = Slot::default();
+                let at = world.forwards[usize::from(line)];
+                is_asked |= giver == HOME || at == Forward::At(giver);
+            }
+        }
+        if is_asked {
+            // A later taker may have it.
+            world.forwards[usize::from(line)] = match () {
+                () if self.has(Mutant::NextTakerUnasked) => Forward::Gone,
+                () => Forward::Pending,
+            };
+        }
     }
 
     /// The home's pages have the next generation in their pointers.
@@ -88,25 +158,8 @@ impl Scenario {
             let forward = if is_none_recorded { Forward::Gone } else { Forward::Pending };
             world.forwards[usize::from(line)] = forward;
         }
-    }
-
-    /// The home learns that a server has lost its memory.
-    fn lose_holder(&self, world: &mut World, server: u8) {
-        for line in self.line_numbers() {
-            let is_marked = world.slot(HOME, line).mark.is_some_and(|mark| mark.taker == server);
-            let forward = &mut world.forwards[usize::from(line)];
-            let is_there = *forward == Forward::At(server);
-            if is_there || is_marked && !self.has(Mutant::MarkWithoutIncarnation) {
-                // A later taker may have it.
-                *forward = match () {
-                    () if self.has(Mutant::NextTakerUnasked) => Forward::Gone,
-                    () => Forward::Pending,
-                };
-                if is_marked {
-                    *world.slot_mut(HOME, line) = Slot::default();
-                }
-            }
-        }
+        world.reported = [false; SERVERS];
+        world.claims = [None; LINES];
     }
 
     /// The takers of the migrations that the controller has recorded.
@@ -122,7 +175,14 @@ impl Scenario {
         if !is_asked || !is_taker || world.reported[usize::from(server)] {
             return None;
         }
+        // Its loss must be known first: then all report again, because a line may have moved from it meanwhile.
+        if world.server(server).is_loss_unknown && !self.has(Mutant::ReportBeforeLoss) {
+            return None;
+        }
         for line in self.line_numbers() {
+            if world.generation > 1 && !self.has(Mutant::LostHomeKeeps) {
+                self.end_gifts_to_home(world, server, line);
+            }
             if !self.report_line(world, server, line) {
                 return None;
             }
@@ -131,29 +191,53 @@ impl Scenario {
         Some(())
     }
 
+    /// The home asks, and has another generation: what was on its way to it is lost, and it keeps nothing more.
+    fn end_gifts_to_home(&self, world: &mut World, server: u8, line: u8) {
+        let slot = world.slot_mut(server, line);
+        if slot.mark.is_some_and(|mark| mark.taker == HOME) {
+            *slot = Slot::default();
+        }
+        for lease in &mut slot.leases {
+            *lease = lease.filter(|lease| self.taker_of(lease) != Some(HOME));
+        }
+    }
+
+    /// The server that has leased a line in order to keep it.
+    fn taker_of(&self, lease: &Lease) -> Option<u8> {
+        match lease.owner {
+            Owner::Client(_) => None,
+            Owner::Taker { migration, .. } => Some(self.migrations[usize::from(migration)].1),
+        }
+    }
+
     /// Whether a server can say whether it has a line.
     fn report_line(&self, world: &mut World, server: u8, line: u8) -> bool {
-        if let Some(staged) = world.slot(server, line).staged {
-            let giver = self.migrations[usize::from(staged.migration)].0;
-            if world.server(giver).life == staged.life {
-                // The giver knows.
-                return false;
-            }
-            // Nobody knows. It is final: an answer that comes later is too late.
-            if !self.has(Mutant::DoubtSurvivesReport) {
-                world.slot_mut(server, line).staged = None;
-            }
+        self.end_doubt(world, server, line);
+        let is_in_doubt = world.slot(server, line).staged.is_some();
+        if is_in_doubt && !self.has(Mutant::DoubtSurvivesReport) {
+            // The giver knows whose it is.
+            return false;
         }
         let is_served = world.served(server, line, 1).is_some();
         let is_given = world.slot(server, line).mark.is_some_and(|mark| {
             let taker = world.slot(mark.taker, line);
-            taker.copy.is_some() || taker.staged.is_some()
+            taker.copy.is_some_and(|copy| copy.generation == 1) || taker.staged.is_some()
         });
         let claim = &mut world.claims[usize::from(line)];
         if is_served || is_given && claim.is_none() {
             *claim = Some(server);
         }
         true
+    }
+
+    /// A taker learns that its giver has lost its memory. Nobody knows any more whose the line is, and this is final: an
+    /// answer that comes later is too late.
+    fn end_doubt(&self, world: &mut World, taker: u8, line: u8) {
+        let Some(staged) = world.slot(taker, line).staged else { return };
+        let giver = self.migrations[usize::from(staged.migration)].0;
+        if world.server(giver).life != staged.life && !self.has(Mutant::DoubtSurvivesReport) {
+            world.slot_mut(taker, line).staged = None;
+        }
     }
 
     /// The home has all reports.
@@ -206,4 +290,9 @@ impl Scenario {
         }
         Some(())
     }
+}
+
+/// The first lease epoch of a process whose predecessor had this floor.
+const fn above(floor: Epoch) -> Epoch {
+    ((floor >> 4) + 1) << 4
 }

@@ -1,7 +1,7 @@
 //! Pages are allocated and freed.
 
 use super::{
-    Mutant, Scenario,
+    Mutant, SERVERS, Scenario,
     world::{
         Answer, Copy, Forward, HOME, LEFTOVER, Link, Mark, Message, Page, Pointer, Request, Slot,
         World, index,
@@ -56,7 +56,7 @@ impl Scenario {
         let at = usize::from(request.client);
         let provided = world.server(server).sessions[at].and_then(|session| session.provided);
         match provided {
-            None if request.is_rest => Answer::Nothing,
+            None if request.piece > 0 => Answer::Nothing,
             None => {
                 let answer = self.create(world, server, request.client, Link::Head);
                 let Answer::Created(pointer) = answer else { return answer };
@@ -64,11 +64,11 @@ impl Scenario {
                     session.provided = Some(pointer);
                 }
                 world.slot_mut(server, pointer.line).unfinished = Some(pointer.page);
-                world.send(Message::Request(Request { is_rest: true, ..request }));
+                world.send(Message::Request(Request { piece: 1, ..request }));
                 Answer::Nothing
             }
-            Some(_) if !request.is_rest => {
-                world.send(Message::Request(Request { is_rest: true, ..request }));
+            Some(_) if request.piece == 0 => {
+                world.send(Message::Request(Request { piece: 1, ..request }));
                 Answer::Nothing
             }
             Some(pointer) => {
@@ -137,7 +137,12 @@ impl Scenario {
         world.applied |= 1 << key;
         for line in self.allocation() {
             for page in self.page_numbers() {
-                let Some(copy) = world.served(server, line, 1) else { continue };
+                let Some(copy) = world.served(server, line, 1) else {
+                    if world.forwards[usize::from(line)] == Forward::Gone {
+                        world.truth_mut(1, line, page).link = Link::Free;
+                    }
+                    continue;
+                };
                 let this = copy.pages[usize::from(page)];
                 if this.link != Link::Free && this.tag == super::FIRST_TAG {
                     self.free(world, server, (line, page), this);
@@ -161,17 +166,22 @@ impl Scenario {
     /// The home hears that a line is its own again.
     pub(super) fn hear_back(&self, world: &mut World, line: u8) -> Option<()> {
         world.server(HOME).dying?;
-        let is_back =
-            |server: &u8| world.slot(*server, line).mark.is_some_and(|mark| mark.migration == BACK);
-        let holder = (1..index(world.servers.len())).find(is_back)?;
+        let holder = (1..index(SERVERS)).find(|server| is_back(world, *server, line))?;
         let copy = world.slot(holder, line).copy?;
         let floor = world.server(holder).epochs.max(copy.floor);
         *world.slot_mut(holder, line) = Slot::default();
+        self.release_frames(world, holder, line);
         let blank = |page: Page| Page { value: LEFTOVER, is_written: false, ..page };
         let copy = Copy { floor, pages: copy.pages.map(blank), ..copy };
+        self.raise_epochs(world, HOME, floor);
         *world.slot_mut(HOME, line) = Slot { copy: Some(copy), ..Slot::default() };
         world.forwards[usize::from(line)] = Forward::Own;
         Some(())
+    }
+
+    /// Whether a line was given back, and the home has not heard it.
+    pub(super) fn is_going_back(&self, world: &World, line: u8) -> bool {
+        (1..index(SERVERS)).any(|server| is_back(world, server, line))
     }
 
     /// All lines are back: the allocation is freed at one moment.
@@ -209,4 +219,8 @@ impl Scenario {
         let first = pages.next();
         pages.all(|page| Some(page) == first)
     }
+}
+
+fn is_back(world: &World, server: u8, line: u8) -> bool {
+    world.slot(server, line).mark.is_some_and(|mark| mark.migration == BACK)
 }

@@ -41,7 +41,9 @@ pub(crate) const LONGEST_LEASE: u8 = 2;
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) enum Op {
     Read(u8, u8),
-    /// FETCH_ADD, for all changes that must be executed once.
+    /// WRITE of a line, which is a train.
+    WriteLine(u8),
+    /// FETCH_ADD, for all other changes that must be executed once.
     Add(u8, u8),
     Update(u8, u8),
     Commit(u8, u8),
@@ -75,12 +77,20 @@ pub(crate) enum Mutant {
     LastPageUnchecked,
     /// Pages that are leased to the taker are served.
     TakenIsServed,
+    /// A WRITE of which the last page moved is MOVED as a whole.
+    MovedAsWhole,
+    /// A giver obeys a late order to allow a migration that it has withdrawn.
+    LateOrderObeyed,
     /// A line is given while pieces of an ALLOC_WRITE are missing.
     UnfinishedTaken,
     /// Pages of the range are allocated after the allowance.
     CreatedInRange,
     /// A mark does not name the incarnation of the taker.
     MarkWithoutIncarnation,
+    /// A taker that lost its memory may still keep what it had taken before.
+    LostTakerKeeps,
+    /// A home that lost its memory may still keep what it had taken before.
+    LostHomeKeeps,
     /// RENEW extends a lease for which a TAKE waits.
     RenewedForEver,
     /// READs of a taken line do not name the lease.
@@ -107,6 +117,8 @@ pub(crate) enum Mutant {
     FloorForgotten,
     /// It does, but is not raised above what the last process granted.
     FloorNotRaised,
+    /// There is a floor for each line that came from another server, and not for all lines of the server.
+    FloorPerLine,
     /// The versions of the pages begin again.
     VersionsRestart,
     /// A page that was not sent has the bytes that its frame had.
@@ -121,6 +133,8 @@ pub(crate) enum Mutant {
     MarkWithoutGeneration,
     /// After it has lost its memory it answers STALE_GENERATION before the takers have reported.
     HomeAnswersEarly,
+    /// A server that has lost its memory reports before the others know of it.
+    ReportBeforeLoss,
     /// The lines of a taker that lost its memory are lost, although they may have moved on.
     NextTakerUnasked,
     /// DELETE frees what the home serves.
@@ -137,6 +151,10 @@ pub(crate) enum Mutant {
     CancelledAtTaker,
     /// It closes a migration when all lines are marked.
     ClosedInDoubt,
+    /// A server that has lost its memory gets orders before the others know of it.
+    OrderedBeforeLoss,
+    /// A migration that ends gives the reserved frames back at once.
+    FramesReleased,
     /// It closes a migration that the giver still allows.
     AllowanceLeft,
     /// The giver forgets before the home knows.
@@ -160,13 +178,17 @@ pub(crate) enum Mutant {
 }
 
 impl Mutant {
-    pub(crate) const ALL: [Self; 40] = [
+    pub(crate) const ALL: [Self; 48] = [
         Self::RecordInSession,
         Self::LastPageUnchecked,
         Self::TakenIsServed,
+        Self::MovedAsWhole,
+        Self::LateOrderObeyed,
         Self::UnfinishedTaken,
         Self::CreatedInRange,
         Self::MarkWithoutIncarnation,
+        Self::LostTakerKeeps,
+        Self::LostHomeKeeps,
         Self::RenewedForEver,
         Self::ReadsUnchecked,
         Self::MarksNotKept,
@@ -179,12 +201,14 @@ impl Mutant {
         Self::OwnEpochs,
         Self::FloorForgotten,
         Self::FloorNotRaised,
+        Self::FloorPerLine,
         Self::VersionsRestart,
         Self::FrameBytes,
         Self::LastTagLost,
         Self::StagedIsBusy,
         Self::MarkWithoutGeneration,
         Self::HomeAnswersEarly,
+        Self::ReportBeforeLoss,
         Self::NextTakerUnasked,
         Self::DeleteOfPart,
         Self::DecisionForgotten,
@@ -192,6 +216,8 @@ impl Mutant {
         Self::PresumedLost,
         Self::CancelledAtTaker,
         Self::ClosedInDoubt,
+        Self::OrderedBeforeLoss,
+        Self::FramesReleased,
         Self::AllowanceLeft,
         Self::ForgottenEarly,
         Self::FencesWithheld,
@@ -209,6 +235,8 @@ impl Mutant {
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
     pub(crate) clients: Vec<ClientSpec>,
+    /// The incarnations of the servers. Who was started more often has higher lease epochs.
+    pub(crate) incarnations: [u8; SERVERS],
     /// Giver and taker of each migration, one after the other.
     pub(crate) migrations: Vec<(u8, u8)>,
     pub(crate) lines: usize,
@@ -233,6 +261,7 @@ impl Scenario {
         Self {
             name,
             clients,
+            incarnations: [2, 1, 1],
             migrations: vec![(0, 1)],
             lines: 1,
             pages: 1,

@@ -53,6 +53,9 @@ pub(crate) enum Step {
         server: u8,
         is_kept: bool,
     },
+    LearnLoss {
+        server: u8,
+    },
     Report {
         server: u8,
     },
@@ -71,6 +74,14 @@ pub(crate) enum Step {
         client: u8,
     },
     Tick,
+    TakeInVain {
+        line: u8,
+    },
+    Allocate {
+        server: u8,
+    },
+    /// Only with [`Mutant::LateOrderObeyed`].
+    OrderLate,
     /// Only with [`Mutant::PresumedLost`].
     PresumeLost,
     /// Only with [`Mutant::ControllersYours`].
@@ -94,7 +105,8 @@ pub(crate) enum Step {
 pub(crate) mod is {
     pub(crate) const COMPLETE: &str = "some run executes every change and moves every line";
     pub(crate) const ONE: &str = "1: at most one server serves a line";
-    pub(crate) const HELD: &str = "1: if no memory was lost, one server has each line in the end";
+    pub(crate) const HELD: &str =
+        "1: in the end one server has each line that was not lost with a server";
     pub(crate) const LINEAR: &str = "2: a page is what the last change made it";
     pub(crate) const ONCE: &str = "2: no change is executed twice";
     pub(crate) const FENCED: &str = "2: an old incarnation is not served after a new one";
@@ -103,6 +115,7 @@ pub(crate) mod is {
     pub(crate) const VERSIONS: &str = "4: a version of a page has one contents";
     pub(crate) const LOST: &str = "5: what is served was never reported as lost";
     pub(crate) const SAME: &str = "6: a line is the same when the taker serves it";
+    pub(crate) const NAMES: &str = "6: a frame has one name";
     pub(crate) const COLOURS: &str = "6: no two allocations have one colour";
     pub(crate) const ALLOCATED: &str = "7: what was allocated is found";
     pub(crate) const WHOLE: &str = "7: DELETE frees all of an allocation or nothing";
@@ -147,6 +160,7 @@ impl Model for Scenario {
             Step::Cancel => self.cancel(&mut world)?,
             Step::CrashController => self.crash_controller(&mut world)?,
             Step::Restart { server, is_kept } => self.restart(&mut world, server, is_kept)?,
+            Step::LearnLoss { server } => self.learn_loss(&mut world, server)?,
             Step::Report { server } => self.report(&mut world, server)?,
             Step::Conclude => self.conclude(&mut world)?,
             Step::GiveBack { line } => self.give_back(&mut world, line)?,
@@ -155,6 +169,9 @@ impl Model for Scenario {
             Step::Renew { client } => self.renew(&mut world, client)?,
             Step::StopRenewing { client } => self.stop_renewing(&mut world, client)?,
             Step::Tick => self.tick(&mut world)?,
+            Step::TakeInVain { line } => self.take_in_vain(&mut world, line)?,
+            Step::Allocate { server } => self.allocate(&mut world, server)?,
+            Step::OrderLate => self.order_late(&mut world)?,
             Step::PresumeLost => self.presume_lost(&mut world)?,
             Step::TellTaker { line } => self.tell_taker(&mut world, line)?,
             Step::EndUnused { server, line, page } => {
@@ -195,6 +212,7 @@ impl Model for Scenario {
             Property::always(is::SAME, |_, world: &World| !world.witness.is_different),
             Property::always(is::ALLOCATED, |_, world: &World| !world.witness.is_unallocated),
             Property::always(is::WHOLE, |scenario: &Self, world: &World| scenario.is_whole(world)),
+            Property::always(is::NAMES, |_, world: &World| !world.witness.is_named_twice),
             Property::always(is::COLOURS, |_, world: &World| !world.witness.is_colour_twice),
             Property::always(is::UNKNOWN, |_, world: &World| !world.witness.is_unknown),
             Property::always(is::ASTRAY, |_, world: &World| !world.witness.is_sent_astray),
@@ -204,8 +222,10 @@ impl Model for Scenario {
             Property::always(is::HELD, |scenario: &Self, world: &World| {
                 let mut lines = scenario.line_numbers();
                 !scenario.is_at_rest(world)
-                    || world.servers.iter().any(|server| server.life > 1)
-                    || lines.all(|line| scenario.holders(world, line).count() == 1)
+                    || lines.all(|line| {
+                        world.is_lost[usize::from(line)]
+                            || scenario.holders(world, line).count() == 1
+                    })
             }),
             Property::always(is::NEAR, |scenario: &Self, world: &World| {
                 let mut lines = scenario.line_numbers();
@@ -236,6 +256,7 @@ impl Scenario {
             steps.extend([Step::Take { line }, Step::Fetch { line }, Step::Keep { line }]);
         }
         steps.push(Step::Order);
+        steps.extend((1..index(SERVERS)).map(|server| Step::LearnLoss { server }));
         if world.forwards.contains(&Forward::Pending) {
             steps.extend((1..index(SERVERS)).map(|server| Step::Report { server }));
             steps.push(Step::Conclude);
@@ -265,6 +286,15 @@ impl Scenario {
             if faults.lies > 0 {
                 steps.push(Step::Lie { message: at });
             }
+        }
+        if faults.losses > 0 {
+            steps.extend(self.line_numbers().map(|line| Step::TakeInVain { line }));
+        }
+        if faults.allocations > 0 {
+            steps.extend((1..index(SERVERS)).map(|server| Step::Allocate { server }));
+        }
+        if self.has(Mutant::LateOrderObeyed) {
+            steps.push(Step::OrderLate);
         }
         if faults.gives_up > 0 {
             steps.extend((0..index(self.clients.len())).map(|client| Step::GiveUp { client }));
@@ -388,6 +418,8 @@ impl Scenario {
         for hops in 1..4 {
             match self.refusal(world, at, pointer) {
                 Some(Answer::Moved(next)) => at = next,
+                // What nobody knows of yet, nobody can lead round.
+                Some(Answer::WrongNode) if world.server(at).is_loss_unknown => return Some(hops),
                 Some(Answer::WrongNode | Answer::StaleGeneration)
                     if self.holders(world, line).next().is_some() =>
                 {

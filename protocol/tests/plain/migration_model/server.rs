@@ -2,7 +2,9 @@
 
 use super::{
     FIRST_TAG, LONGEST_LEASE, Mutant, Op, Scenario,
-    world::{Answer, Doing, Forward, HOME, Lease, Link, Owner, Pointer, Request, Session, World},
+    world::{
+        Answer, Doing, Epoch, Forward, HOME, Lease, Link, Owner, Pointer, Request, Session, World,
+    },
 };
 
 impl Scenario {
@@ -19,6 +21,11 @@ impl Scenario {
             | Op::Update(line, page)
             | Op::Commit(line, page)
             | Op::RenewForEver(line, page) => {
+                Some(Pointer { line, page, generation: 1, tag: FIRST_TAG })
+            }
+            Op::WriteLine(line) => {
+                let written = world.client(client).written;
+                let page = self.page_numbers().find(|page| written & (1 << page) == 0)?;
                 Some(Pointer { line, page, generation: 1, tag: FIRST_TAG })
             }
             Op::Delete => Some(Pointer { line: 0, page: 0, generation: 1, tag: FIRST_TAG }),
@@ -42,7 +49,7 @@ impl Scenario {
             return None;
         }
         if request.number > session.low {
-            *session = Session { low: request.number, answer: None, provided: None };
+            *session = Session { low: request.number, ..Session::default() };
         }
         if let Some(answer) = session.answer {
             return Some(answer);
@@ -51,9 +58,12 @@ impl Scenario {
             return None;
         }
         let op = self.clients[at].ops[usize::from(request.op)];
-        let answer = match self.judge(world, server, client, op) {
-            Some(answer) => answer,
-            None => self.execute(world, server, request, op)?,
+        let answer = match op {
+            Op::WriteLine(line) => self.write_piece(world, server, request, line)?,
+            _ => match self.judge(world, server, client, op) {
+                Some(answer) => answer,
+                None => self.execute(world, server, request, op)?,
+            },
         };
         let is_recorded = !matches!(op, Op::Read(..) | Op::ReadOwn) && answer != Answer::Nothing;
         if is_recorded && let Some(session) = &mut world.server_mut(server).sessions[at] {
@@ -110,8 +120,23 @@ impl Scenario {
     /// Why a server does not execute a request; `None` if it does.
     pub(super) fn judge(&self, world: &World, server: u8, client: u8, op: Op) -> Option<Answer> {
         let pointer = self.pointer(world, client, op)?;
+        self.judge_page(world, server, (client, op), pointer)
+    }
+
+    /// The same for one page.
+    fn judge_page(
+        &self,
+        world: &World,
+        server: u8,
+        (client, op): (u8, Op),
+        pointer: Pointer,
+    ) -> Option<Answer> {
         let is_for_home = op == Op::Delete && server == HOME && world.client(client).is_for_home;
         match self.refusal(world, server, pointer) {
+            // What other servers have of an earlier generation, the home cannot free.
+            Some(Answer::Moved(_)) if is_for_home && pointer.generation < world.generation => {
+                return Some(Answer::HalfLost);
+            }
             // The home frees it although it serves only some of it.
             Some(Answer::Moved(_)) if is_for_home => return None,
             Some(refusal) => return Some(refusal),
@@ -132,6 +157,50 @@ impl Scenario {
             Op::Delete => self.judge_delete(world, server),
             _ => lease.is_some().then_some(Answer::Busy),
         }
+    }
+
+    /// A piece of a WRITE. Each page is written or refused when its piece arrives.
+    fn write_piece(
+        &self,
+        world: &mut World,
+        server: u8,
+        request: Request,
+        line: u8,
+    ) -> Option<Answer> {
+        let (at, page) = (usize::from(request.client), usize::from(request.piece));
+        let pointer = Pointer { line, page: request.piece, generation: 1, tag: FIRST_TAG };
+        let known = world.server(server).sessions[at]?.pages[page];
+        if known.is_none() {
+            let of = (request.client, Op::WriteLine(line));
+            let refusal = self.judge_page(world, server, of, pointer);
+            if refusal.is_none() {
+                self.note_service(world, request.client, line);
+                self.change(world, server, request, pointer);
+            }
+            let session = world.server_mut(server).sessions[at].as_mut()?;
+            session.pages[page] = Some(refusal.unwrap_or(Answer::Done));
+        }
+        let pages = world.server(server).sessions[at]?.pages;
+        let asked: Vec<_> =
+            (0..).zip(pages).filter(|(page, _)| request.asked & (1 << page) != 0).collect();
+        if asked.iter().any(|(_, answer)| answer.is_none()) {
+            return Some(Answer::Nothing);
+        }
+        let answers = asked.iter().filter_map(|(_, answer)| *answer);
+        let first = answers.clone().next()?;
+        let moved = answers.clone().find_map(|answer| match answer {
+            Answer::Moved(holder) => Some(holder),
+            _ => None,
+        });
+        if answers.clone().all(|answer| answer == first) {
+            return Some(first);
+        }
+        if let (Some(holder), true) = (moved, self.has(Mutant::MovedAsWhole)) {
+            return Some(Answer::Moved(holder));
+        }
+        let is_written = |(_, answer): &&(u8, Option<Answer>)| *answer == Some(Answer::Done);
+        let written = asked.iter().filter(is_written).fold(0, |all, (page, _)| all | 1 << page);
+        Some(Answer::Partial { written, holder: moved })
     }
 
     /// Executes a request.
@@ -180,13 +249,25 @@ impl Scenario {
 
     /// The next lease epoch of a server.
     pub(super) fn next_epoch(&self, world: &mut World, server: u8, line: u8) -> u8 {
-        let mut floor = world.slot(server, line).copy.map_or(0, |copy| copy.floor);
-        if self.has(Mutant::OwnEpochs) {
-            floor = 0;
-        }
+        let floor = world.slot(server, line).copy.map_or(0, |copy| copy.floor);
         let epochs = &mut world.server_mut(server).epochs;
-        *epochs = (*epochs).max(floor) + 1;
+        if self.has(Mutant::FloorPerLine) {
+            *epochs = (*epochs).max(floor);
+        }
+        *epochs += 1;
         *epochs
+    }
+
+    /// A server gets a line that had lease epochs up to this one.
+    pub(super) fn raise_epochs(&self, world: &mut World, server: u8, floor: Epoch) {
+        if self.has(Mutant::OwnEpochs) {
+            return;
+        }
+        let server = world.server_mut(server);
+        server.floor = server.floor.max(floor);
+        if !self.has(Mutant::FloorPerLine) {
+            server.epochs = server.epochs.max(floor);
+        }
     }
 
     /// Leases a page.
@@ -203,7 +284,8 @@ impl Scenario {
     /// A server changes a page.
     pub(super) fn change(&self, world: &mut World, server: u8, request: Request, pointer: Pointer) {
         let Pointer { line, page, generation, .. } = pointer;
-        let key = request.client * 8 + request.op;
+        // A train changes each page once.
+        let key = request.client * 8 + request.op + 4 * u8::from(request.asked > 0) * page;
         world.witness.is_twice |= world.applied & (1 << key) != 0;
         world.applied |= 1 << key;
         let Some(copy) = &mut world.slot_mut(server, line).copy else { return };

@@ -4,8 +4,8 @@ use super::{
     Mutant, Scenario,
     giver::Taken,
     world::{
-        Copy, Forward, HOME, Keep, Kept, LEFTOVER, Link, Message, Owner, Page, Slot, Staged, World,
-        index,
+        Copy, Forward, Frames, HOME, Keep, Kept, LEFTOVER, Link, Message, Owner, Page, Slot,
+        Staged, World, index,
     },
 };
 
@@ -63,6 +63,35 @@ impl Scenario {
             Taken::YoursAlready => None,
             Taken::Refused => (world.slot(giver, line).waits != waits).then_some(()),
         }
+    }
+
+    /// The answer to TAKE is lost.
+    pub(super) fn take_in_vain(&self, world: &mut World, line: u8) -> Option<()> {
+        let (_, _, taker) = self.active(world);
+        world.faults.losses = world.faults.losses.checked_sub(1)?;
+        self.take(world, line)?;
+        world.slot_mut(taker, line).staged.take().map(|_| ())
+    }
+
+    /// The frames of a line are used again.
+    pub(super) fn release_frames(&self, world: &mut World, server: u8, line: u8) {
+        if server != HOME && line == 0 {
+            let server = world.server_mut(server);
+            server.frames = match server.reserved {
+                Some(_) => Frames::Reserved,
+                None => Frames::Free,
+            };
+        }
+    }
+
+    /// A server allocates pages of its own.
+    pub(super) fn allocate(&self, world: &mut World, server: u8) -> Option<()> {
+        if world.server(server).frames != Frames::Free {
+            return None;
+        }
+        world.faults.allocations = world.faults.allocations.checked_sub(1)?;
+        world.server_mut(server).frames = Frames::Own;
+        Some(())
     }
 
     /// The taker reads the next page of a line.
@@ -184,6 +213,11 @@ impl Scenario {
         if self.has(Mutant::VersionsRestart) {
             copy.pages.iter_mut().for_each(|page| page.version = 0);
         }
+        if taker != HOME && line == 0 {
+            world.witness.is_named_twice |= world.server(taker).frames == Frames::Own;
+            world.server_mut(taker).frames = Frames::Line;
+        }
+        self.raise_epochs(world, taker, copy.floor);
         let slot = world.slot_mut(taker, line);
         *slot = Slot { copy: Some(copy), ..Slot::default() };
         if taker == HOME {

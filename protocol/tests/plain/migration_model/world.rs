@@ -49,7 +49,7 @@ impl Page {
 pub(super) struct Copy {
     /// The arena generation in its pointers.
     pub(super) generation: u8,
-    /// Every lease epoch of the line is above it.
+    /// Every lease epoch of the line here is above it.
     pub(super) floor: Epoch,
     pub(super) pages: [Page; PAGES],
 }
@@ -114,12 +114,14 @@ pub(super) struct Slot {
 }
 
 /// A client's session, as its server knows it. A client has one request at a time.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub(super) struct Session {
     pub(super) low: u8,
     pub(super) answer: Option<Answer>,
     /// What an ALLOC_WRITE has allocated whose other pieces are missing.
     pub(super) provided: Option<Pointer>,
+    /// What became of each page of a WRITE.
+    pub(super) pages: [Option<Answer>; PAGES],
 }
 
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -132,12 +134,30 @@ pub(super) struct Server {
     /// The highest incarnation of each client's node.
     pub(super) fences: [u8; 2],
     pub(super) epochs: Epoch,
+    /// Up to where lease epochs of lines go that came from others; it outlives the process.
+    pub(super) floor: Epoch,
     /// The migration that it allows.
     pub(super) allowed: Option<u8>,
     /// The migration for which it has reserved frames.
     pub(super) reserved: Option<u8>,
     /// The client for which it frees an allocation that lies in several nodes.
     pub(super) dying: Option<u8>,
+    /// What its frames of the first line are used for, if it is not the home.
+    pub(super) frames: Frames,
+    /// It lost its memory, and the others do not know it yet.
+    pub(super) is_loss_unknown: bool,
+}
+
+/// The use of a line's frames at a server that is not its home.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub(super) enum Frames {
+    #[default]
+    Free,
+    Reserved,
+    /// They hold the line.
+    Line,
+    /// Pages of its own.
+    Own,
 }
 
 /// Where the home believes a line of its first generation to be.
@@ -157,6 +177,11 @@ pub(super) enum Answer {
     /// The server needs more pieces.
     Nothing,
     Done,
+    /// Some pages were written, and the others are with this server, or leased.
+    Partial {
+        written: u8,
+        holder: Option<u8>,
+    },
     Granted {
         epoch: Epoch,
         value: Value,
@@ -171,6 +196,8 @@ pub(super) enum Answer {
     StaleGeneration,
     NotAllocated,
     LeaseLost,
+    /// A DELETE of pages of which the home has lost some with its memory.
+    HalfLost,
     /// A DELETE of pages of which some are elsewhere.
     AskHome,
 }
@@ -213,6 +240,8 @@ pub(super) struct Client {
     pub(super) is_retry: bool,
     /// A DELETE that only the home can execute.
     pub(super) is_for_home: bool,
+    /// Pages that a WRITE has written.
+    pub(super) written: u8,
     pub(super) lease: Option<(Epoch, Value)>,
     pub(super) own: Option<Pointer>,
 }
@@ -229,8 +258,9 @@ pub(super) struct Request {
     pub(super) to_pointer: bool,
     /// Not the first try.
     pub(super) is_again: bool,
-    /// Only the last pieces of an ALLOC_WRITE.
-    pub(super) is_rest: bool,
+    /// The pages that it asks for, and the one of which this is the piece, if it is a train.
+    pub(super) asked: u8,
+    pub(super) piece: u8,
 }
 
 /// KEEP.
@@ -305,6 +335,7 @@ pub(crate) struct Witness {
     pub(super) is_sent_astray: bool,
     pub(super) is_unfenced: bool,
     pub(super) is_colour_twice: bool,
+    pub(super) is_named_twice: bool,
 }
 
 /// Faults that may still happen.
@@ -326,6 +357,8 @@ pub(crate) struct Faults {
     pub(crate) repeats: u8,
     pub(crate) cancels: u8,
     pub(crate) controller_crashes: u8,
+    /// Pages that takers allocate for their own addresses.
+    pub(crate) allocations: u8,
     /// How often each server is killed and goes on with kept memory.
     pub(crate) crashes: [u8; SERVERS],
     /// How often each server loses its memory.
@@ -357,6 +390,8 @@ pub(crate) struct World {
     pub(super) applied: u32,
     /// Lines of which a client was told that they are lost.
     pub(super) gone: [bool; LINES],
+    /// Lines that were lost with the memory of a server.
+    pub(super) is_lost: [bool; LINES],
     /// The highest incarnation of each node that was served, for each line.
     pub(super) newest: [[u8; 2]; LINES],
     pub(crate) witness: Witness,
@@ -393,13 +428,16 @@ impl World {
             sessions: [None; 3],
             fences: [0; 2],
             epochs: incarnation << 4,
+            floor: 0,
             allowed: None,
             reserved: None,
             dying: None,
+            frames: Frames::Free,
+            is_loss_unknown: false,
         };
         let empty = [Slot::default(); LINES];
-        // The home has been started more often than the others, so its lease epochs are higher.
-        let servers = [server(2, slots), server(1, empty), server(1, empty)];
+        let [home, second, third] = scenario.incarnations;
+        let servers = [server(home, slots), server(second, empty), server(third, empty)];
         let client = Client {
             next: 0,
             doing: Doing::Nothing,
@@ -408,6 +446,7 @@ impl World {
             hints: [HOME; LINES],
             is_retry: false,
             is_for_home: false,
+            written: 0,
             lease: None,
             own: None,
         };
@@ -426,6 +465,7 @@ impl World {
             truth,
             applied: 0,
             gone: [false; LINES],
+            is_lost: [false; LINES],
             newest: [[0; 2]; LINES],
             witness: Witness::default(),
         }
