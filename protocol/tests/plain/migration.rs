@@ -2,9 +2,15 @@
 //!
 //! `BLUEBRIDGE_MODEL_LARGE=1` adds scenarios of millions of states.
 
-use std::{env, thread, time::Instant};
+use std::{
+    collections::HashSet,
+    env,
+    hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
+    thread,
+    time::Instant,
+};
 
-use super::migration_model::{Mutant, Op, Op::*, Scenario, model::is};
+use super::migration_model::{Mutant, Op, Op::*, Scenario, World, properties::is};
 use stateright::{Checker, HasDiscoveries, Model};
 
 fn scenario(name: &'static str, clients: &[&[Op]], change: fn(&mut Scenario)) -> Scenario {
@@ -201,6 +207,37 @@ fn migration_satisfies_all_properties() {
     check_all(scenarios());
     if env::var_os("BLUEBRIDGE_MODEL_LARGE").is_some() {
         check_all(large_scenarios());
+    }
+}
+
+/// What must happen in the end is checked where nothing is left to do, so a run must not go on for ever without getting
+/// there.
+#[test]
+fn no_run_goes_in_circles() {
+    let hasher = BuildHasherDefault::<DefaultHasher>::new();
+    for scenario in scenarios() {
+        // States from which all runs end.
+        let mut ended = HashSet::new();
+        // The way to the state that is looked at, with the next states that are left.
+        let mut way: Vec<(u64, Vec<World>)> = Vec::new();
+        let mut on_way = HashSet::new();
+        let mut next = scenario.init_states();
+        loop {
+            if let Some(world) = next.pop() {
+                let id = hasher.hash_one(&world);
+                assert!(!on_way.contains(&id), "{}: {world:?}", scenario.name);
+                if !ended.contains(&id) {
+                    on_way.insert(id);
+                    way.push((id, core::mem::replace(&mut next, scenario.next_states(&world))));
+                }
+                continue;
+            }
+            let Some((id, rest)) = way.pop() else { break };
+            on_way.remove(&id);
+            ended.insert(id);
+            next = rest;
+        }
+        assert!(ended.len() > 1, "{}", scenario.name);
     }
 }
 

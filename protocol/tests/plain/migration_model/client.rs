@@ -31,7 +31,7 @@ impl Scenario {
         }
         let line = self.pointer(world, client, op).map(|pointer| usize::from(pointer.line));
         let server = line.filter(|_| !this.is_for_home).map_or(HOME, |line| this.hints[line]);
-        self.send_to(world, client, server, op.is_sent_to_pointer() && !this.is_retry)
+        self.send_to(world, client, server, op.is_sent_to_pointer())
     }
 
     fn send_to(&self, world: &mut World, client: u8, server: u8, to_pointer: bool) -> Option<()> {
@@ -91,7 +91,7 @@ impl Scenario {
 
     /// A client sends its request again, to the endpoint address of the server of its session.
     pub(super) fn resend(&self, world: &mut World, client: u8) -> Option<()> {
-        let Doing::Waits { server, .. } = world.client(client).doing else { return None };
+        let Doing::Waits { server } = world.client(client).doing else { return None };
         let is_on_its_way = world.network.iter().any(|message| match message {
             Message::Request(request) => self.is_awaited(world, request),
             _ => false,
@@ -195,7 +195,7 @@ impl Scenario {
         let this = world.client_mut(client);
         this.next += 1;
         this.doing = Doing::Nothing;
-        (this.is_retry, this.is_for_home, this.written) = (false, false, 0);
+        (this.is_for_home, this.written) = (false, 0);
     }
 
     /// Whether a client waits for the answer to this request.

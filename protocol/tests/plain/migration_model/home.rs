@@ -23,8 +23,8 @@ impl Scenario {
             slot.leases = Default::default();
             slot.waits = None;
             // It has stored what it asked for before it asked.
-            let is_kept = !self.has(Mutant::DoubtForgotten);
-            slot.staged = slot.staged.filter(|staged| staged.is_asked && is_kept);
+            let is_stored = !self.has(Mutant::DoubtForgotten);
+            slot.staged = slot.staged.filter(|staged| staged.is_asked && is_stored);
         }
         if is_kept {
             self.go_on(world, server);
@@ -81,7 +81,8 @@ impl Scenario {
         }
     }
 
-    /// The lines that are lost with a server's memory: those that it serves, and those of which nobody knows whose they are.
+    /// The lines that are lost with a server's memory: those that it serves, and those of which nobody else knows
+    /// whose they are.
     fn note_losses(&self, world: &mut World, server: u8) {
         for line in self.line_numbers() {
             let is_marked = |giver: u8| world.slot(giver, line).mark.is_some();

@@ -118,10 +118,6 @@ impl Scenario {
 
     /// DELETE of the allocation.
     pub(super) fn delete(&self, world: &mut World, server: u8, request: Request) -> Option<Answer> {
-        let is_leased = |line: u8| world.slot(server, line).leases.iter().any(Option::is_some);
-        if self.allocation().any(is_leased) {
-            return Some(Answer::Busy);
-        }
         let is_here = |line| world.served(server, line, 1).is_some();
         if self.allocation().all(is_here) || self.has(Mutant::DeleteOfPart) {
             self.free_allocation(world, server, request.client * 8 + request.op);

@@ -18,11 +18,12 @@ mod home;
 mod memory;
 pub(crate) mod model;
 mod network;
+pub(crate) mod properties;
 mod server;
 mod taker;
 mod world;
 
-pub(crate) use world::Faults;
+pub(crate) use world::{Faults, World};
 
 /// The most lines of a scenario.
 pub(crate) const LINES: usize = 2;

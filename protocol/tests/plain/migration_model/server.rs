@@ -138,7 +138,7 @@ impl Scenario {
                 return Some(Answer::HalfLost);
             }
             // The home frees it although it serves only some of it.
-            Some(Answer::Moved(_)) if is_for_home => return None,
+            Some(Answer::Moved(_)) if is_for_home => return self.judge_delete(world, server),
             Some(refusal) => return Some(refusal),
             None => {}
         }

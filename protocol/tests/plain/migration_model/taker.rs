@@ -10,7 +10,7 @@ use super::{
 };
 
 impl Scenario {
-    /// The active migration, its giver and its taker.
+    /// The migration that is under way, its giver and its taker.
     pub(super) fn active(&self, world: &World) -> (u8, u8, u8) {
         let (giver, taker) = self.migrations[usize::from(world.active)];
         (world.active, giver, taker)
@@ -232,7 +232,7 @@ impl Scenario {
         }
     }
 
-    /// Servers whose staged line a lease belongs to.
+    /// Whether a taker still has the line on its way for which it took a lease.
     pub(super) fn is_lease_used(&self, world: &World, line: u8, owner: Owner, epoch: u8) -> bool {
         let Owner::Taker { migration, incarnation } = owner else { return false };
         let taker = self.migrations[usize::from(migration)].1;
@@ -240,7 +240,7 @@ impl Scenario {
         staged.is_some_and(|of| (of.epoch, of.incarnation) == (epoch, incarnation))
     }
 
-    /// The number of lines that somebody serves.
+    /// The servers that serve a line.
     pub(super) fn holders(&self, world: &World, line: u8) -> impl Iterator<Item = u8> {
         (0..index(world.servers.len()))
             .filter(move |server| world.served(*server, line, 1).is_some())

@@ -236,8 +236,6 @@ pub(super) struct Client {
     pub(super) number: u8,
     /// Who serves each line, as far as it knows.
     pub(super) hints: [u8; LINES],
-    /// The next try is one of those that go to an endpoint address.
-    pub(super) is_retry: bool,
     /// A DELETE that only the home can execute.
     pub(super) is_for_home: bool,
     /// Pages that a WRITE has written.
@@ -444,7 +442,6 @@ impl World {
             sessions: [0; SERVERS],
             number: 0,
             hints: [HOME; LINES],
-            is_retry: false,
             is_for_home: false,
             written: 0,
             lease: None,
