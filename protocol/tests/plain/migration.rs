@@ -154,12 +154,17 @@ fn large_scenarios() -> Vec<Scenario> {
             s.faults.crashes = [1, 1, 0];
         })
         .with(back),
-        scenario("two lines", &[&[Add(0, 0), Add(1, 0)], &[Read(1, 0)]], |s| {
+        scenario("two lines", &[&[Add(0, 0), Add(1, 0)]], |s| {
             (s.lines, s.allocated, s.written) = (2, 2, 2);
             (s.faults.cancels, s.faults.losses) = (1, 1);
             s.faults.crashes[0] = 1;
         }),
-        scenario("freed, restarts", &[&[Delete], &[Read(1, 0)]], |s| {
+        scenario("chain, restarts and losses", &[&[Add(0, 0), Read(0, 0)]], |s| {
+            s.faults.crashes = [1, 0, 1];
+            s.faults.wipes = [0, 1, 0];
+        })
+        .with(chain),
+        scenario("freed, restarts", &[&[Delete]], |s| {
             (s.lines, s.allocated, s.written) = (2, 2, 2);
             s.faults.crashes = [1, 1, 0];
         }),

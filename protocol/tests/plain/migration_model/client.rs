@@ -2,7 +2,8 @@
 
 use super::{
     LONGEST_LEASE, Mutant, Op, Scenario,
-    world::{Answer, Doing, HOME, Message, Request, Session, World},
+    messages::{Answer, Message, Request},
+    world::{Doing, HOME, Session, World},
 };
 
 impl Op {

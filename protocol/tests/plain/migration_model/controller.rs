@@ -2,7 +2,8 @@
 
 use super::{
     Mutant, Scenario,
-    world::{Forward, Frames, HOME, Lease, Owner, Slot, Stage, World},
+    lines::{Lease, Mark, Owner, Slot},
+    world::{Forward, Frames, HOME, Stage, World},
 };
 
 impl Scenario {
@@ -97,13 +98,14 @@ impl Scenario {
 
     /// The giver forgets.
     fn forget(&self, world: &mut World) {
-        let (_, giver, taker) = self.active(world);
+        let (migration, giver, taker) = self.active(world);
         for line in self.line_numbers() {
             // The home forgets a mark when it learns who serves the line, others when the home has learned it.
             let at = world.forwards[usize::from(line)];
             let is_known = giver != HOME && at != Forward::At(giver);
             let is_blind = self.has(Mutant::ForgottenEarly) || self.has(Mutant::ClosedInDoubt);
-            if world.slot(giver, line).mark.is_some() && (is_known || is_blind) {
+            let is_its = |mark: Mark| mark.migration == migration;
+            if world.slot(giver, line).mark.is_some_and(is_its) && (is_known || is_blind) {
                 *world.slot_mut(giver, line) = Slot::default();
                 self.release_frames(world, giver, line);
             }

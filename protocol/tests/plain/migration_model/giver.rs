@@ -2,7 +2,9 @@
 
 use super::{
     LONGEST_LEASE, Mutant, Scenario,
-    world::{Copy, Epoch, Keep, Kept, Lease, Mark, Owner, Page, World},
+    lines::{Copy, Epoch, Lease, Mark, Owner, Page},
+    messages::{Keep, Kept},
+    world::World,
 };
 
 /// The answer to TAKE.

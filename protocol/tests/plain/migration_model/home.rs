@@ -2,9 +2,8 @@
 
 use super::{
     LINES, Mutant, SERVERS, Scenario,
-    world::{
-        Copy, Epoch, Forward, Frames, HOME, LEFTOVER, Lease, Owner, Page, Slot, Stage, World, index,
-    },
+    lines::{Copy, Epoch, LEFTOVER, Lease, Owner, Page, Slot},
+    world::{Forward, Frames, HOME, Stage, World, index},
 };
 
 impl Scenario {

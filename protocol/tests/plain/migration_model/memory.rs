@@ -2,10 +2,9 @@
 
 use super::{
     Mutant, SERVERS, Scenario,
-    world::{
-        Answer, Copy, Forward, HOME, LEFTOVER, Link, Mark, Message, Page, Pointer, Request, Slot,
-        World, index,
-    },
+    lines::{Copy, LEFTOVER, Link, Mark, Page, Slot},
+    messages::{Answer, Message, Pointer, Request},
+    world::{Forward, HOME, World, index},
 };
 
 /// The mark of a line that goes back to the home without contents.

@@ -4,9 +4,11 @@ use stateright::{Model, Property};
 
 use super::{
     LINES, Mutant, SERVERS, Scenario,
+    lines::Owner,
+    messages::Message,
     network::Fate,
     properties,
-    world::{Forward, HOME, Message, Owner, World, index},
+    world::{Forward, HOME, World, index},
 };
 
 /// One step.

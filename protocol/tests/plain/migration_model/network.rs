@@ -2,7 +2,8 @@
 
 use super::{
     Mutant, Scenario,
-    world::{Answer, Message, Request, World},
+    messages::{Answer, Message, Request},
+    world::World,
 };
 
 /// What happens to a message when it arrives.

@@ -4,7 +4,9 @@ use stateright::Property;
 
 use super::{
     ClientSpec, FIRST_TAG, SERVERS, Scenario,
-    world::{Answer, Forward, HOME, Owner, Pointer, Server, Stage, World, index},
+    lines::Owner,
+    messages::{Answer, Pointer},
+    world::{Forward, HOME, Server, Stage, World, index},
 };
 
 /// The properties, by the number of the invariant in `docs/migration.md`.

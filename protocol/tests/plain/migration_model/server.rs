@@ -2,9 +2,9 @@
 
 use super::{
     FIRST_TAG, LONGEST_LEASE, Mutant, Op, Scenario,
-    world::{
-        Answer, Doing, Epoch, Forward, HOME, Lease, Link, Owner, Pointer, Request, Session, World,
-    },
+    lines::{Epoch, Lease, Link, Owner},
+    messages::{Answer, Pointer, Request},
+    world::{Doing, Forward, HOME, Session, World},
 };
 
 impl Scenario {

@@ -3,10 +3,9 @@
 use super::{
     Mutant, Scenario,
     giver::Taken,
-    world::{
-        Copy, Forward, Frames, HOME, Keep, Kept, LEFTOVER, Link, Message, Owner, Page, Slot,
-        Staged, World, index,
-    },
+    lines::{Copy, LEFTOVER, Link, Owner, Page, Slot, Staged},
+    messages::{Keep, Kept, Message},
+    world::{Forward, Frames, HOME, World, index},
 };
 
 impl Scenario {

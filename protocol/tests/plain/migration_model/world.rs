@@ -1,117 +1,16 @@
 //! The state of the model, and the record of what is true.
 
-use super::{FIRST_TAG, LINES, PAGES, SERVERS, Scenario};
-
-/// The contents of a page: 0 is zeros, each change makes another number.
-pub(super) type Value = u8;
-
-/// A lease epoch: the upper half grows with restarts, as in the protocol.
-pub(super) type Epoch = u8;
+use super::{
+    FIRST_TAG, LINES, PAGES, SERVERS, Scenario,
+    lines::{Copy, Epoch, LEFTOVER, Link, Page, Slot, Value},
+    messages::{Answer, Message, Pointer},
+};
 
 /// What a page holds at the start.
 const WRITTEN_BEFORE: Value = 100;
-/// What the frames of servers hold before a line comes to them.
-pub(super) const LEFTOVER: Value = 99;
 
 /// The home of all lines.
 pub(super) const HOME: u8 = 0;
-
-/// How a page belongs to an allocation.
-#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
-pub(super) enum Link {
-    #[default]
-    Free,
-    Head,
-    Body,
-}
-
-#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
-pub(super) struct Page {
-    /// The bytes of the frame.
-    pub(super) value: Value,
-    /// Without it the page reads as zeros.
-    pub(super) is_written: bool,
-    pub(super) version: u8,
-    /// Of a free page: the last one.
-    pub(super) tag: u8,
-    pub(super) link: Link,
-}
-
-impl Page {
-    /// What a READ returns.
-    pub(super) fn served(&self) -> Value {
-        if self.is_written { self.value } else { 0 }
-    }
-}
-
-/// A line in the memory of a server, which outlives its process if the memory does.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub(super) struct Copy {
-    /// The arena generation in its pointers.
-    pub(super) generation: u8,
-    /// Every lease epoch of the line here is above it.
-    pub(super) floor: Epoch,
-    pub(super) pages: [Page; PAGES],
-}
-
-/// A line belongs to the taker.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub(super) struct Mark {
-    pub(super) migration: u8,
-    pub(super) taker: u8,
-    /// The incarnation of the taker that asked.
-    pub(super) incarnation: u8,
-    /// The session in which it asked.
-    pub(super) session: u8,
-}
-
-/// A line on its way, at the taker.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub(super) struct Staged {
-    pub(super) migration: u8,
-    pub(super) epoch: Epoch,
-    /// The incarnation of the taker that took it.
-    pub(super) incarnation: u8,
-    /// The giver's process that granted the lease, and with which memory.
-    pub(super) granted_by: u8,
-    pub(super) life: u8,
-    pub(super) copy: Copy,
-    /// Pages that were read, from the first one on.
-    pub(super) read: u8,
-    /// KEEP was sent: from now on only the giver knows whose line it is.
-    pub(super) is_asked: bool,
-    /// The last answer decided nothing, and the next one would not either.
-    pub(super) is_vain: bool,
-    pub(super) session: u8,
-}
-
-/// Who holds a lease.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub(super) enum Owner {
-    Client(u8),
-    Taker { migration: u8, incarnation: u8 },
-}
-
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub(super) struct Lease {
-    pub(super) owner: Owner,
-    pub(super) epoch: Epoch,
-    /// The tick at which it ends, in scenarios with a clock.
-    pub(super) until: u8,
-}
-
-/// What a server has of a line.
-#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
-pub(super) struct Slot {
-    pub(super) copy: Option<Copy>,
-    pub(super) mark: Option<Mark>,
-    pub(super) staged: Option<Staged>,
-    pub(super) leases: [Option<Lease>; PAGES],
-    /// The page of an ALLOC_WRITE of which pieces are missing.
-    pub(super) unfinished: Option<u8>,
-    /// Since when a TAKE waits.
-    pub(super) waits: Option<u8>,
-}
 
 /// A client's session, as its server knows it. A client has one request at a time.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
@@ -171,46 +70,6 @@ pub(super) enum Forward {
     Gone,
 }
 
-/// The answer to a client's request.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub(super) enum Answer {
-    /// The server needs more pieces.
-    Nothing,
-    Done,
-    /// Some pages were written, and the others are with this server, or leased.
-    Partial {
-        written: u8,
-        holder: Option<u8>,
-    },
-    Granted {
-        epoch: Epoch,
-        value: Value,
-    },
-    Created(Pointer),
-    OutOfMemory,
-    Busy,
-    Moved(u8),
-    NoAuthority,
-    WrongNode,
-    NoSession,
-    StaleGeneration,
-    NotAllocated,
-    LeaseLost,
-    /// A DELETE of pages of which the home has lost some with its memory.
-    HalfLost,
-    /// A DELETE of pages of which some are elsewhere.
-    AskHome,
-}
-
-/// Where a page is, and what it is called.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub(super) struct Pointer {
-    pub(super) line: u8,
-    pub(super) page: u8,
-    pub(super) generation: u8,
-    pub(super) tag: u8,
-}
-
 /// What a client does.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) enum Doing {
@@ -242,53 +101,6 @@ pub(super) struct Client {
     pub(super) written: u8,
     pub(super) lease: Option<(Epoch, Value)>,
     pub(super) own: Option<Pointer>,
-}
-
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub(super) struct Request {
-    pub(super) client: u8,
-    pub(super) op: u8,
-    pub(super) number: u8,
-    /// The server of its session, and that one's incarnation.
-    pub(super) server: u8,
-    pub(super) incarnation: u8,
-    /// Sent to the pointer, and not to the server's endpoint address.
-    pub(super) to_pointer: bool,
-    /// Not the first try.
-    pub(super) is_again: bool,
-    /// The pages that it asks for, and the one of which this is the piece, if it is a train.
-    pub(super) asked: u8,
-    pub(super) piece: u8,
-}
-
-/// KEEP.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub(super) struct Keep {
-    pub(super) migration: u8,
-    pub(super) line: u8,
-    pub(super) epoch: Epoch,
-    /// Of the taker.
-    pub(super) incarnation: u8,
-    pub(super) session: u8,
-}
-
-/// The answer to KEEP.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub(super) struct Kept {
-    pub(super) keep: Keep,
-    pub(super) is_ok: bool,
-    /// Which process of the giver answers, and with which memory.
-    pub(super) incarnation: u8,
-    pub(super) life: u8,
-    /// The highest incarnations that the giver has seen.
-    pub(super) fences: [u8; 2],
-}
-
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub(super) enum Message {
-    Request(Request),
-    Keep(Keep),
-    Kept(Kept),
 }
 
 /// What the controller has recorded of a migration.
