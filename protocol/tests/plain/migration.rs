@@ -40,15 +40,21 @@ fn scenarios() -> Vec<Scenario> {
         scenario("leases", &[&[Update(0, 0), Commit(0, 0)], &[Update(0, 0), Commit(0, 0)]], |s| {
             s.faults.ends = 1;
         }),
-        scenario("renewed for ever", &[&[Update(0, 0), RenewForEver(0, 0)], &[Add(0, 0)]], |s| {
-            s.ticks = 8;
-        }),
+        scenario(
+            "renewed for ever",
+            &[&[Update(0, 0), RenewForEver(0, 0)], &[Update(0, 0), Commit(0, 0)]],
+            |s| {
+                s.ticks = 8;
+            },
+        ),
         scenario("led astray", &[&[Add(0, 0)]], |s| {
             (s.faults.losses, s.faults.copies, s.faults.lies) = (1, 1, 1);
         }),
         scenario("given up", &[&[Add(0, 0), Read(0, 0), Add(0, 0)]], |s| {
             (s.faults.gives_up, s.faults.repeats, s.faults.copies) = (1, 1, 1);
         }),
+        scenario("given up, back", &[&[Add(0, 0), Read(0, 0)]], |s| s.faults.gives_up = 1)
+            .with(back),
         scenario("a line is written", &[&[WriteLine(0), Read(0, 1)]], |s| {
             (s.pages, s.allocated, s.written) = (2, 2, 2);
             (s.faults.losses, s.faults.copies, s.faults.ends) = (1, 1, 1);
@@ -79,6 +85,11 @@ fn scenarios() -> Vec<Scenario> {
             (s.lines, s.allocated, s.written) = (2, 2, 2);
             s.faults.wipes[0] = 1;
         }),
+        scenario("freed, in a chain", &[&[Delete]], |s| {
+            (s.lines, s.allocated, s.written) = (2, 2, 2);
+            s.faults.losses = 1;
+        })
+        .with(chain),
         scenario("cancelled", &[&[Add(0, 0)]], |s| {
             (s.faults.cancels, s.faults.controller_crashes) = (1, 1);
             (s.faults.losses, s.faults.allocations) = (1, 1);
@@ -168,11 +179,6 @@ fn large_scenarios() -> Vec<Scenario> {
             (s.lines, s.allocated, s.written) = (2, 2, 2);
             s.faults.crashes = [1, 1, 0];
         }),
-        scenario("freed, in a chain", &[&[Delete]], |s| {
-            (s.lines, s.allocated, s.written) = (2, 2, 2);
-            s.faults.losses = 1;
-        })
-        .with(chain),
     ]
 }
 
@@ -284,6 +290,8 @@ fn where_it_shows(mutant: Mutant) -> Option<(&'static str, &'static str)> {
         Mutant::OrderedBeforeLoss => ("freed, half of it lost", is::HELD),
         Mutant::LostHomeKeeps => ("back, the home loses its memory", is::FOUND),
         Mutant::FloorPerLine => ("freed, the home restarts", is::EPOCHS),
+        Mutant::MarksOfRangeForgotten => ("freed, in a chain", is::HELD),
+        Mutant::MovedUnnumbered => ("given up, back", is::LATE),
         Mutant::MovedAsWhole => ("a line is written", is::ONCE),
         Mutant::LateOrderObeyed => ("cancelled", is::NAMES),
         Mutant::FramesReleased => ("cancelled", is::NAMES),

@@ -150,6 +150,7 @@ impl Scenario {
             return None;
         }
         world.faults.gives_up = world.faults.gives_up.checked_sub(1)?;
+        world.given_up |= 1 << (client * 8 + world.client(client).next);
         world.client_mut(client).number += 1;
         self.end_op(world, client);
         Some(())

@@ -104,7 +104,8 @@ impl Scenario {
             let at = world.forwards[usize::from(line)];
             let is_known = giver != HOME && at != Forward::At(giver);
             let is_blind = self.has(Mutant::ForgottenEarly) || self.has(Mutant::ClosedInDoubt);
-            let is_its = |mark: Mark| mark.migration == migration;
+            let is_any = self.has(Mutant::MarksOfRangeForgotten);
+            let is_its = |mark: Mark| mark.migration == migration || is_any;
             if world.slot(giver, line).mark.is_some_and(is_its) && (is_known || is_blind) {
                 *world.slot_mut(giver, line) = Slot::default();
                 self.release_frames(world, giver, line);

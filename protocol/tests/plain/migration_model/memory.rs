@@ -12,7 +12,7 @@ const BACK: u8 = u8::MAX;
 
 impl Scenario {
     /// Allocates a page.
-    pub(super) fn create(&self, world: &mut World, server: u8, client: u8, link: Link) -> Answer {
+    pub(super) fn create(&self, world: &mut World, server: u8, request: Request) -> Answer {
         let is_allowed = world.server(server).allowed.is_some();
         if is_allowed && !self.has(Mutant::CreatedInRange) {
             return Answer::OutOfMemory;
@@ -26,15 +26,15 @@ impl Scenario {
             let last = copy.pages[usize::from(page)];
             let new = Page {
                 tag: last.tag + 1,
-                link,
+                link: Link::Head,
                 is_written: false,
                 version: last.version + 1,
                 ..last
             };
-            self.note_service(world, client, line);
+            self.note_service(world, request, line);
             let truth = world.truth_mut(generation, line, page);
             let is_used = truth.tag >= new.tag;
-            (truth.value, truth.tag, truth.link) = (0, new.tag, link);
+            (truth.value, truth.tag, truth.link) = (0, new.tag, Link::Head);
             world.witness.is_colour_twice |= is_used;
             self.store(world, server, (line, page), new);
             return Answer::Created(Pointer { line, page, generation, tag: new.tag });
@@ -57,7 +57,7 @@ impl Scenario {
         match provided {
             None if request.piece > 0 => Answer::Nothing,
             None => {
-                let answer = self.create(world, server, request.client, Link::Head);
+                let answer = self.create(world, server, request);
                 let Answer::Created(pointer) = answer else { return answer };
                 if let Some(session) = &mut world.server_mut(server).sessions[at] {
                     session.provided = Some(pointer);

@@ -80,6 +80,8 @@ pub(crate) enum Mutant {
     LastPageUnchecked,
     /// Pages that are leased to the taker are served.
     TakenIsServed,
+    /// MOVED does not raise the low water of the session.
+    MovedUnnumbered,
     /// A WRITE of which the last page moved is MOVED as a whole.
     MovedAsWhole,
     /// A giver obeys a late order to allow a migration that it has withdrawn.
@@ -160,6 +162,8 @@ pub(crate) enum Mutant {
     FramesReleased,
     /// It closes a migration that the giver still allows.
     AllowanceLeft,
+    /// A giver forgets all marks of the range, and not only those of the migration that is closed.
+    MarksOfRangeForgotten,
     /// The giver forgets before the home knows.
     ForgottenEarly,
     /// The taker does not learn which incarnations the giver has seen.
@@ -181,10 +185,11 @@ pub(crate) enum Mutant {
 }
 
 impl Mutant {
-    pub(crate) const ALL: [Self; 48] = [
+    pub(crate) const ALL: [Self; 50] = [
         Self::RecordInSession,
         Self::LastPageUnchecked,
         Self::TakenIsServed,
+        Self::MovedUnnumbered,
         Self::MovedAsWhole,
         Self::LateOrderObeyed,
         Self::UnfinishedTaken,
@@ -222,6 +227,7 @@ impl Mutant {
         Self::OrderedBeforeLoss,
         Self::FramesReleased,
         Self::AllowanceLeft,
+        Self::MarksOfRangeForgotten,
         Self::ForgottenEarly,
         Self::FencesWithheld,
         Self::FencesAtAllowance,

@@ -17,6 +17,8 @@ pub(crate) mod is {
         "1: in the end one server has each line that was not lost with a server";
     pub(crate) const LINEAR: &str = "2: a page is what the last change made it";
     pub(crate) const ONCE: &str = "2: no change is executed twice";
+    pub(crate) const LATE: &str =
+        "2: what a client gave up is not executed after what it asked later";
     pub(crate) const FENCED: &str = "2: an old incarnation is not served after a new one";
     pub(crate) const EPOCHS: &str = "3: the lease epochs of a page grow over all holders";
     pub(crate) const LAST_GRANT: &str = "3: COMMIT is applied under the last grant only";
@@ -28,7 +30,7 @@ pub(crate) mod is {
     pub(crate) const ALLOCATED: &str = "7: what was allocated is found";
     pub(crate) const WHOLE: &str = "7: DELETE frees all of an allocation or nothing";
     pub(crate) const UNKNOWN: &str = "8: an outcome is unknown only if a server ended";
-    pub(crate) const ASTRAY: &str = "9: a request meets the wrong server at most once";
+    pub(crate) const ASTRAY: &str = "9: no retransmission meets the wrong server";
     pub(crate) const FOUND: &str = "9: the home leads to who has the line";
     pub(crate) const NEAR: &str = "9: at rest the home knows who has the line";
     pub(crate) const ENDS: &str = "10: every request and every migration ends";
@@ -46,6 +48,7 @@ pub(super) fn all() -> Vec<Property<Scenario>> {
             !world.witness.is_stale && scenario.is_true(world)
         }),
         Property::always(is::ONCE, |_, world: &World| !world.witness.is_twice),
+        Property::always(is::LATE, |_, world: &World| !world.witness.is_late),
         Property::always(is::FENCED, |_, world: &World| !world.witness.is_unfenced),
         Property::always(is::EPOCHS, |_, world: &World| !world.witness.is_epoch_old),
         Property::always(is::LAST_GRANT, |_, world: &World| !world.witness.is_grant_old),

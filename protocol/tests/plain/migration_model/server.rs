@@ -44,6 +44,12 @@ impl Scenario {
         if !is_with_us {
             return Some(self.astray(world, server, request));
         }
+        let op = self.clients[at].ops[usize::from(request.op)];
+        if self.has(Mutant::MovedUnnumbered)
+            && let Some(moved @ Answer::Moved(_)) = self.judge(world, server, client, op)
+        {
+            return Some(moved);
+        }
         let session = world.server_mut(server).sessions[at].as_mut()?;
         if request.number < session.low {
             return None;
@@ -57,7 +63,6 @@ impl Scenario {
         if world.server(server).dying == Some(client * 8 + request.op) {
             return None;
         }
-        let op = self.clients[at].ops[usize::from(request.op)];
         let answer = match op {
             Op::WriteLine(line) => self.write_piece(world, server, request, line)?,
             _ => match self.judge(world, server, client, op) {
@@ -174,7 +179,7 @@ impl Scenario {
             let of = (request.client, Op::WriteLine(line));
             let refusal = self.judge_page(world, server, of, pointer);
             if refusal.is_none() {
-                self.note_service(world, request.client, line);
+                self.note_service(world, request, line);
                 self.change(world, server, request, pointer);
             }
             let session = world.server_mut(server).sessions[at].as_mut()?;
@@ -207,14 +212,14 @@ impl Scenario {
     fn execute(&self, world: &mut World, server: u8, request: Request, op: Op) -> Option<Answer> {
         let client = request.client;
         match op {
-            Op::Create => return Some(self.create(world, server, client, Link::Head)),
+            Op::Create => return Some(self.create(world, server, request)),
             Op::AllocWrite => return Some(self.alloc_write(world, server, request)),
             Op::Delete => return self.delete(world, server, request),
             _ => {}
         }
         let pointer = self.pointer(world, client, op)?;
         let Pointer { line, page, generation, .. } = pointer;
-        self.note_service(world, client, line);
+        self.note_service(world, request, line);
         let copy = world.served(server, line, generation)?;
         let served = copy.pages[usize::from(page)].served();
         world.witness.is_stale |= world.truth_mut(generation, line, page).value != served;
@@ -287,6 +292,7 @@ impl Scenario {
         // A train changes each page once.
         let key = request.client * 8 + request.op + 4 * u8::from(request.asked > 0) * page;
         world.witness.is_twice |= world.applied & (1 << key) != 0;
+        world.witness.is_late |= world.dead & (1 << key) != 0;
         world.applied |= 1 << key;
         let Some(copy) = &mut world.slot_mut(server, line).copy else { return };
         let this = &mut copy.pages[usize::from(page)];
@@ -297,13 +303,16 @@ impl Scenario {
         world.note_version(generation, line, page, this);
     }
 
-    /// A client is served.
-    pub(super) fn note_service(&self, world: &mut World, client: u8, line: u8) {
-        let spec = &self.clients[usize::from(client)];
+    /// A client's request is executed.
+    pub(super) fn note_service(&self, world: &mut World, request: Request, line: u8) {
+        let spec = &self.clients[usize::from(request.client)];
         let newest = &mut world.newest[usize::from(line)][usize::from(spec.node)];
         let is_old = spec.incarnation < *newest;
         *newest = (*newest).max(spec.incarnation);
         world.witness.is_unfenced |= is_old;
+        // What its client gave up before was executed before this, or never is.
+        let before = (1 << (request.client * 8 + request.op)) - (1 << (request.client * 8));
+        world.dead |= world.given_up & before & !world.applied;
     }
 
     /// Whether a client that asks a server would be refused as before.

@@ -136,6 +136,7 @@ pub(super) struct Truth {
 pub(crate) struct Witness {
     pub(super) is_stale: bool,
     pub(super) is_twice: bool,
+    pub(super) is_late: bool,
     pub(super) is_epoch_old: bool,
     pub(super) is_grant_old: bool,
     pub(super) is_version_twice: bool,
@@ -196,6 +197,9 @@ pub(crate) struct World {
     pub(super) faults: Faults,
 
     pub(super) truth: [[[Truth; PAGES]; LINES]; 2],
+    /// Requests that their clients gave up, and those of them that must not be executed any more.
+    pub(super) given_up: u32,
+    pub(super) dead: u32,
     /// Requests that were executed.
     pub(super) applied: u32,
     /// Lines of which a client was told that they are lost.
@@ -272,6 +276,8 @@ impl World {
             now: 0,
             faults: scenario.faults,
             truth,
+            given_up: 0,
+            dead: 0,
             applied: 0,
             gone: [false; LINES],
             is_lost: [false; LINES],
