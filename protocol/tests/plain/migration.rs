@@ -43,9 +43,7 @@ fn scenarios() -> Vec<Scenario> {
         scenario(
             "renewed for ever",
             &[&[Update(0, 0), RenewForEver(0, 0)], &[Update(0, 0), Commit(0, 0)]],
-            |s| {
-                s.ticks = 8;
-            },
+            |s| s.ticks = 8,
         ),
         scenario("led astray", &[&[Add(0, 0)]], |s| {
             (s.faults.losses, s.faults.copies, s.faults.lies) = (1, 1, 1);
@@ -255,15 +253,21 @@ fn no_run_goes_in_circles() {
 /// The scenario in which a mistake is found, and the property that it violates; `None` if it is harmless.
 fn where_it_shows(mutant: Mutant) -> Option<(&'static str, &'static str)> {
     Some(match mutant {
-        Mutant::RecordInSession | Mutant::ClosedInDoubt => ("the answer to KEEP is lost", is::HELD),
+        Mutant::RecordInSession => ("the answer to KEEP is lost", is::HELD),
         Mutant::LastPageUnchecked => ("two pages", is::SAME),
         Mutant::TakenIsServed => ("a change", is::SAME),
+        Mutant::MovedUnnumbered => ("given up, back", is::LATE),
+        Mutant::MovedAsWhole => ("a line is written", is::ONCE),
+        Mutant::LateOrderObeyed => ("cancelled", is::NAMES),
         Mutant::UnfinishedTaken => ("allocated and written", is::LINEAR),
         Mutant::CreatedInRange => ("allocated", is::ALLOCATED),
         Mutant::MarkWithoutIncarnation => ("the taker loses its memory", is::SAME),
+        Mutant::LostTakerKeeps => ("freed, half of it lost", is::ENDS),
+        Mutant::LostHomeKeeps => ("back, the home loses its memory", is::FOUND),
         Mutant::RenewedForEver => ("renewed for ever", is::ENDS),
-        Mutant::MarksNotKept | Mutant::ControllersYours => ("the giver restarts", is::ONE),
+        Mutant::MarksNotKept => ("the giver restarts", is::ONE),
         Mutant::ServedUnheard => ("a change", is::ONE),
+        Mutant::DoubtForgotten => ("the taker restarts", is::HELD),
         Mutant::LostOfAnyLease => ("LEASE_LOST comes twice", is::HELD),
         Mutant::LostOfSameProcess => ("the giver restarts", is::ENDS),
         Mutant::DoubtSurvivesReport => ("the giver loses its memory", is::LOST),
@@ -271,35 +275,31 @@ fn where_it_shows(mutant: Mutant) -> Option<(&'static str, &'static str)> {
         Mutant::FloorForgotten | Mutant::FloorNotRaised => {
             ("the taker restarts, leases", is::EPOCHS)
         }
+        Mutant::FloorPerLine => ("freed, the home restarts", is::EPOCHS),
         Mutant::VersionsRestart => ("a change", is::VERSIONS),
         Mutant::FrameBytes => ("a page that was not written", is::SAME),
         Mutant::LastTagLost => ("back, freed", is::COLOURS),
         Mutant::MarkWithoutGeneration => ("allocated after the loss", is::ENDS),
-        Mutant::HomeAnswersEarly | Mutant::PresumedLost | Mutant::GenerationBelieved => {
-            ("the giver loses its memory", is::LOST)
-        }
+        Mutant::HomeAnswersEarly => ("the giver loses its memory", is::LOST),
+        Mutant::ReportBeforeLoss => ("chain, two lose their memory", is::LOST),
         Mutant::NextTakerUnasked => ("chain, the second loses its memory", is::LOST),
         Mutant::DeleteOfPart => ("freed", is::WHOLE),
         Mutant::DecisionForgotten => ("freed, the home restarts", is::LINEAR),
+        Mutant::ControllersYours => ("the giver restarts", is::ONE),
+        Mutant::PresumedLost => ("the giver loses its memory", is::LOST),
         Mutant::CancelledAtTaker => ("cancelled", is::HELD),
+        Mutant::ClosedInDoubt => ("the answer to KEEP is lost", is::HELD),
+        Mutant::OrderedBeforeLoss => ("freed, half of it lost", is::HELD),
+        Mutant::FramesReleased => ("cancelled", is::NAMES),
+        Mutant::AllowanceLeft => ("freed, frames", is::NAMES),
+        Mutant::MarksOfRangeForgotten => ("freed, in a chain", is::HELD),
         Mutant::ForgottenEarly => ("chain", is::FOUND),
         Mutant::FencesWithheld | Mutant::FencesAtAllowance => ("two incarnations", is::FENCED),
         Mutant::MovedBelieved => ("led astray", is::ONCE),
         Mutant::NoSessionBelieved => ("led astray", is::UNKNOWN),
-        Mutant::LostTakerKeeps => ("freed, half of it lost", is::ENDS),
-        Mutant::OrderedBeforeLoss => ("freed, half of it lost", is::HELD),
-        Mutant::LostHomeKeeps => ("back, the home loses its memory", is::FOUND),
-        Mutant::FloorPerLine => ("freed, the home restarts", is::EPOCHS),
-        Mutant::MarksOfRangeForgotten => ("freed, in a chain", is::HELD),
-        Mutant::MovedUnnumbered => ("given up, back", is::LATE),
-        Mutant::MovedAsWhole => ("a line is written", is::ONCE),
-        Mutant::LateOrderObeyed => ("cancelled", is::NAMES),
-        Mutant::FramesReleased => ("cancelled", is::NAMES),
-        Mutant::DoubtForgotten => ("the taker restarts", is::HELD),
-        Mutant::AllowanceLeft => ("freed, frames", is::NAMES),
-        Mutant::ReportBeforeLoss => ("chain, two lose their memory", is::LOST),
         Mutant::NextProcessBelieved => ("the giver loses its memory", is::ONCE),
         Mutant::AgainToPointer => ("led astray", is::ASTRAY),
+        Mutant::GenerationBelieved => ("the giver loses its memory", is::LOST),
         Mutant::ReadsUnchecked | Mutant::LostOfAnotherLife | Mutant::StagedIsBusy => return None,
     })
 }

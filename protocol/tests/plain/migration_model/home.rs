@@ -27,6 +27,9 @@ impl Scenario {
         }
         if is_kept {
             self.go_on(world, server);
+            if server == HOME {
+                self.ask_again(world);
+            }
         } else {
             self.begin_empty(world, server);
         }
@@ -117,8 +120,7 @@ impl Scenario {
             self.lose_line(world, server, line);
         }
         self.end_migration_of(world, server);
-        world.reported = [false; SERVERS];
-        world.claims = [None; LINES];
+        self.ask_again(world);
         Some(())
     }
 
@@ -158,6 +160,11 @@ impl Scenario {
             let forward = if is_none_recorded { Forward::Gone } else { Forward::Pending };
             world.forwards[usize::from(line)] = forward;
         }
+        self.ask_again(world);
+    }
+
+    /// All reports are of one time: the home asks everybody again.
+    fn ask_again(&self, world: &mut World) {
         world.reported = [false; SERVERS];
         world.claims = [None; LINES];
     }

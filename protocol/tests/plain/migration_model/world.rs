@@ -185,7 +185,7 @@ pub(crate) struct World {
     // The home's memory.
     pub(super) generation: u8,
     pub(super) forwards: [Forward; LINES],
-    /// Servers that have reported since the home asked, and which of them has each line.
+    /// Servers that have reported since the home asked, and which of them has each line. Its process forgets it.
     pub(super) reported: [bool; SERVERS],
     pub(super) claims: [Option<u8>; LINES],
 
