@@ -259,6 +259,7 @@ fn where_it_shows(mutant: Mutant) -> Option<(&'static str, &'static str)> {
         Mutant::MovedUnnumbered => ("given up, back", is::LATE),
         Mutant::MovedAsWhole => ("a line is written", is::ONCE),
         Mutant::LateOrderObeyed => ("cancelled", is::NAMES),
+        Mutant::MarksBeginAgain => ("the controller restarts", is::ONE),
         Mutant::UnfinishedTaken => ("allocated and written", is::LINEAR),
         Mutant::CreatedInRange => ("allocated", is::ALLOCATED),
         Mutant::MarkWithoutIncarnation => ("the taker loses its memory", is::SAME),

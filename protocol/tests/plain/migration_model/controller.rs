@@ -28,7 +28,11 @@ impl Scenario {
                 Stage::Reserved
             }
             Stage::Reserved => {
-                world.server_mut(giver).allowed = Some(migration);
+                let server = world.server_mut(giver);
+                server.allowed = Some(migration);
+                if self.has(Mutant::MarksBeginAgain) {
+                    server.slots.iter_mut().for_each(|slot| slot.mark = None);
+                }
                 let is_handed = !self.has(Mutant::FencesWithheld);
                 let fences = world.server(giver).fences;
                 for (node, fence) in (0..).zip(fences).filter(|_| is_handed) {

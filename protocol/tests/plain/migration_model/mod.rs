@@ -86,6 +86,8 @@ pub(crate) enum Mutant {
     MovedAsWhole,
     /// A giver obeys a late order to allow a migration that it has withdrawn.
     LateOrderObeyed,
+    /// An allowance that is repeated begins with new marks.
+    MarksBeginAgain,
     /// A line is given while pieces of an ALLOC_WRITE are missing.
     UnfinishedTaken,
     /// Pages of the range are allocated after the allowance.
@@ -185,13 +187,14 @@ pub(crate) enum Mutant {
 }
 
 impl Mutant {
-    pub(crate) const ALL: [Self; 50] = [
+    pub(crate) const ALL: [Self; 51] = [
         Self::RecordInSession,
         Self::LastPageUnchecked,
         Self::TakenIsServed,
         Self::MovedUnnumbered,
         Self::MovedAsWhole,
         Self::LateOrderObeyed,
+        Self::MarksBeginAgain,
         Self::UnfinishedTaken,
         Self::CreatedInRange,
         Self::MarkWithoutIncarnation,
