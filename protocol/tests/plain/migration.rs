@@ -125,6 +125,10 @@ fn scenarios() -> Vec<Scenario> {
             s.faults.wipes[0] = 1;
         })
         .with(chain),
+        scenario("to the third and back, two lose their memory", &[&[Read(0, 0)]], |s| {
+            s.migrations = vec![(0, 1), (1, 2), (2, 1)];
+            s.faults.wipes = [1, 0, 1];
+        }),
         scenario("back", &[&[Add(0, 0), Read(0, 0)]], |s| s.faults.losses = 1).with(back),
         scenario("back, the home loses its memory", &[&[Read(0, 0)]], |s| s.faults.wipes[0] = 1)
             .with(back),
@@ -292,6 +296,7 @@ fn where_it_shows(mutant: Mutant) -> Option<(&'static str, &'static str)> {
         Mutant::ClosedInDoubt => ("the answer to KEEP is lost", is::HELD),
         Mutant::OrderedBeforeLoss => ("freed, half of it lost", is::HELD),
         Mutant::FramesReleased => ("cancelled", is::NAMES),
+        Mutant::HomeNotToldAgain => ("to the third and back, two lose their memory", is::ENDS),
         Mutant::AllowanceLeft => ("freed, frames", is::NAMES),
         Mutant::MarksOfRangeForgotten => ("freed, in a chain", is::HELD),
         Mutant::ForgottenEarly => ("chain", is::FOUND),

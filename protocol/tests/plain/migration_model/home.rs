@@ -78,6 +78,10 @@ impl Scenario {
         if server == HOME {
             self.begin_generation(world);
             self.end_migration_of(world, server);
+            // What the home has learned is lost with its memory.
+            if world.stage == Stage::Learned && !self.has(Mutant::HomeNotToldAgain) {
+                world.stage = Stage::Withdrawn;
+            }
         } else {
             world.server_mut(server).is_loss_unknown = true;
         }

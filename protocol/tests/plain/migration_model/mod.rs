@@ -162,6 +162,8 @@ pub(crate) enum Mutant {
     OrderedBeforeLoss,
     /// A migration that ends gives the reserved frames back at once.
     FramesReleased,
+    /// It does not tell the home again who serves a line when the home has lost its memory.
+    HomeNotToldAgain,
     /// It closes a migration that the giver still allows.
     AllowanceLeft,
     /// A giver forgets all marks of the range, and not only those of the migration that is closed.
@@ -187,7 +189,7 @@ pub(crate) enum Mutant {
 }
 
 impl Mutant {
-    pub(crate) const ALL: [Self; 51] = [
+    pub(crate) const ALL: [Self; 52] = [
         Self::RecordInSession,
         Self::LastPageUnchecked,
         Self::TakenIsServed,
@@ -229,6 +231,7 @@ impl Mutant {
         Self::ClosedInDoubt,
         Self::OrderedBeforeLoss,
         Self::FramesReleased,
+        Self::HomeNotToldAgain,
         Self::AllowanceLeft,
         Self::MarksOfRangeForgotten,
         Self::ForgottenEarly,
