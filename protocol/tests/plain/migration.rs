@@ -164,7 +164,7 @@ fn large_scenarios() -> Vec<Scenario> {
         .with(back),
         scenario("back, leases", leases, |s| {
             s.faults.ends = 1;
-            s.faults.crashes = [1, 1, 0];
+            s.faults.crashes = [0, 1, 0];
         })
         .with(back),
         scenario("two lines", &[&[Add(0, 0), Add(1, 0)]], |s| {
@@ -177,6 +177,23 @@ fn large_scenarios() -> Vec<Scenario> {
             s.faults.wipes = [0, 1, 0];
         })
         .with(chain),
+        scenario("round, losses", &[&[Add(0, 0), Read(0, 0)]], |s| {
+            s.migrations = vec![(0, 1), (1, 2), (2, 1), (1, 0)];
+            s.faults.wipes = [1, 0, 1];
+        }),
+        scenario("chain, four losses", &[&[Read(0, 0)]], |s| s.faults.wipes = [1, 2, 1])
+            .with(chain),
+        scenario("chain, cancelled", &[&[Read(1, 0)]], |s| {
+            (s.lines, s.allocated, s.written) = (2, 2, 2);
+            s.faults.cancels = 2;
+            s.faults.wipes[1] = 1;
+        })
+        .with(chain),
+        scenario("freed, on a round", &[&[Delete]], |s| {
+            s.migrations = vec![(0, 1), (1, 2), (2, 0)];
+            (s.lines, s.allocated, s.written) = (2, 2, 2);
+            s.faults.wipes[2] = 1;
+        }),
         scenario("freed, restarts", &[&[Delete]], |s| {
             (s.lines, s.allocated, s.written) = (2, 2, 2);
             s.faults.crashes = [1, 1, 0];
