@@ -351,7 +351,8 @@ fn some_precautions_are_not_needed() {
     let tried: [(Mutant, &[&str]); 3] = [
         // KEEP finds whether the lease still holds, and so whether the pages were read under it.
         (Mutant::ReadsUnchecked, &["two pages"]),
-        // A giver that lost its memory gives nothing, and the line is lost with it either way, unless a late OK arrives.
+        // A giver that lost its memory gives nothing, and the line is lost with it either way, unless an OK
+        // arrives late.
         (
             Mutant::LostOfAnotherLife,
             &["the giver loses its memory", "chain, the second loses its memory"],

@@ -241,8 +241,8 @@ impl Scenario {
         true
     }
 
-    /// A taker learns that its giver has lost its memory. Nobody knows any more whose the line is, and this is final: an
-    /// answer that comes later is too late.
+    /// A taker learns that its giver has lost its memory. Nobody knows any more whose the line is, and this is final:
+    /// an answer that comes later is too late.
     fn end_doubt(&self, world: &mut World, taker: u8, line: u8) {
         let Some(staged) = world.slot(taker, line).staged else { return };
         let giver = self.migrations[usize::from(staged.migration)].0;

@@ -1,12 +1,12 @@
 //! Live migration as a model: servers, clients and the controller take one step at a time, in any order.
 //!
-//! It models the rules of `docs/migration.md`, before there is code. A step is one datagram that arrives, one order of the
-//! controller, one decision, or one fault. A message stays in the network until somebody takes it, so a lost request is
-//! one that nobody takes; a copy may be taken later. A client's answer arrives at once or never: what a later one would
-//! tell is no news. The answers to KEEP stay in the network like requests.
+//! It models the rules of `docs/migration.md`, before there is code. A step is one datagram that arrives, one order of
+//! the controller, one decision, or one fault. A message stays in the network until somebody takes it, so a lost
+//! request is one that nobody takes; a copy may be taken later. A client's answer arrives at once or never: what a
+//! later one would tell is no news. The answers to KEEP stay in the network like requests.
 //!
-//! The switch is not modelled. A request that is sent to a pointer may arrive at any server, whatever entries there are;
-//! one that is sent to an endpoint address arrives there.
+//! The switch is not modelled. A request that is sent to a pointer may arrive at any server, whatever entries there
+//! are; one that is sent to an endpoint address arrives there.
 //!
 //! Whoever is refused and asks again does so when the next answer would be another one: asking earlier changes nothing,
 //! and without it every run ends. So what must happen in the end is checked where nothing is left to do.
