@@ -19,6 +19,8 @@ use std::sync::Arc;
 
 use rustix::fd::OwnedFd;
 
+use crate::memory::Mapper;
+
 pub use program::{DirectReads, NoDirectReads, probe};
 pub use shared::ReadCounts;
 pub(crate) use shared::{Counters, PROCESSORS, Places, SESSIONS, SharedPart};
@@ -28,6 +30,8 @@ pub(crate) use shared::{Counters, PROCESSORS, Places, SESSIONS, SharedPart};
 pub struct DirectMemory {
     /// The map.
     pub(crate) map: OwnedFd,
+    /// Maps its pages for this process.
+    pub(crate) mapper: Mapper,
     /// Where its parts are.
     pub(crate) places: Places,
     /// What the program counts.

@@ -1,6 +1,7 @@
 //! Memory that outlives its process: a file in the system's memory that the next process takes over.
 //!
-//! * [`file`]: the file: who may use it, what it holds, its lock.
+//! * [`file`]: takes the file over, or makes it. [`access`]: opens, locks and reads it. [`listed`]: the
+//!   files that there are. [`error`]: why one cannot be used.
 //! * [`layout`]: where in the file each part of each shard is.
 //! * [`redo`]: the record of the change under way, so that each change happens completely or not at
 //!   all.
@@ -10,8 +11,11 @@
 //! only a change that needs several stores can be cut. Such a change is described in the redo record
 //! first. A machine that loses power loses everything, as without a file.
 
+mod access;
+mod error;
 pub(crate) mod file;
 pub(crate) mod layout;
+mod listed;
 pub(crate) mod redo;
 pub(crate) mod stores;
 #[cfg(test)]
@@ -24,7 +28,9 @@ use crate::{
 use layout::Places;
 use redo::RedoRecord;
 
-pub use file::{ArenaFile, ArenaFileError, Holder, Kept, Listed, list};
+pub use error::ArenaFileError;
+pub use file::{ArenaFile, Holder, Kept};
+pub use listed::{Listed, list};
 
 /// A page's state as it is kept. Every bit pattern is valid for the type; the arena checks what it
 /// takes over.

@@ -1,6 +1,8 @@
-//! The memory of an arena: parts of one mapping, or plain process memory.
+//! The memory of an arena: parts of a mapping, or plain process memory.
 
 #![allow(unsafe_code, reason = "mapping memory is this module's work, and no other's")]
+
+mod windows;
 
 use core::{
     ops::{Deref, DerefMut, Range},
@@ -16,6 +18,9 @@ use rustix::{
     mm::{self, Advice, MapFlags, ProtFlags},
 };
 use zerocopy::{FromBytes, IntoBytes};
+
+use windows::Reserved;
+pub(crate) use windows::{Mapper, Windows};
 
 /// Bytes of a huge page on every machine that this runs on.
 pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -88,7 +93,7 @@ impl DerefMut for Part {
     }
 }
 
-/// The bytes of one arena, initially zero.
+/// The bytes of one arena's pages, initially zero.
 #[derive(Debug)]
 pub struct Memory(Bytes);
 
@@ -96,6 +101,8 @@ pub struct Memory(Bytes);
 enum Bytes {
     Heap(Vec<u8>),
     Mapped(Part),
+    /// An exclusive range of the windows.
+    InWindows(Arc<Reserved>, Range<usize>),
 }
 
 impl Memory {
@@ -108,26 +115,54 @@ impl Memory {
     pub(crate) const fn mapped(part: Part) -> Self {
         Self(Bytes::Mapped(part))
     }
-}
 
-impl Deref for Memory {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
+    /// How many bytes there are.
+    pub(crate) fn len(&self) -> usize {
         match &self.0 {
-            Bytes::Heap(bytes) => bytes,
-            Bytes::Mapped(part) => part,
+            Bytes::Heap(bytes) => bytes.len(),
+            Bytes::Mapped(part) => part.range.len(),
+            Bytes::InWindows(_, range) => range.len(),
+        }
+    }
+
+    /// The bytes of a range.
+    ///
+    /// # Panics
+    /// If the range goes beyond the end, or the system does not map it (see [`Windows`]).
+    pub(crate) fn get(&self, wanted: Range<usize>) -> &[u8] {
+        match &self.0 {
+            Bytes::Heap(bytes) => &bytes[wanted],
+            Bytes::Mapped(part) => &part[wanted],
+            Bytes::InWindows(windows, own) => {
+                let start = windows.mapped(&inside(own, &wanted));
+                // SAFETY: the range is mapped as long as the windows exist, readable, initialized by
+                // the system, and only this value of this program can access it, as for `Part`.
+                unsafe { core::slice::from_raw_parts(start.as_ptr(), wanted.len()) }
+            }
+        }
+    }
+
+    /// The bytes of a range, to be changed by [`crate::kept::stores`].
+    ///
+    /// # Panics
+    /// As [`Self::get`].
+    pub(crate) fn get_mut(&mut self, wanted: Range<usize>) -> &mut [u8] {
+        match &mut self.0 {
+            Bytes::Heap(bytes) => &mut bytes[wanted],
+            Bytes::Mapped(part) => &mut part[wanted],
+            Bytes::InWindows(windows, own) => {
+                let start = windows.mapped(&inside(own, &wanted));
+                // SAFETY: as for `get`; the range is also writable, and `self` is borrowed exclusively.
+                unsafe { core::slice::from_raw_parts_mut(start.as_ptr(), wanted.len()) }
+            }
         }
     }
 }
 
-impl DerefMut for Memory {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        match &mut self.0 {
-            Bytes::Heap(bytes) => bytes,
-            Bytes::Mapped(part) => part,
-        }
-    }
+/// A range, counted from where `own` begins, inside of which it must be.
+fn inside(own: &Range<usize>, wanted: &Range<usize>) -> Range<usize> {
+    assert!(wanted.start <= wanted.end && wanted.end <= own.len(), "beyond the memory's end");
+    own.start + wanted.start..own.start + wanted.end
 }
 
 /// Values of a type of which every bit pattern is valid, in a part of a mapping or on the heap.
@@ -216,7 +251,7 @@ pub(crate) fn store_after(word: &mut u64, value: u64) {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// Maps a whole file, or a BPF map, of `bytes` bytes, and keeps another file open with it.
+/// Maps the first `bytes` bytes of a file or of a BPF map, and keeps another file open with it.
 pub(crate) fn map_kept(
     file: OwnedFd,
     bytes: usize,
@@ -239,6 +274,23 @@ pub(crate) fn carve(whole: Part, ranges: &[Range<usize>]) -> Vec<Part> {
         from = wanted.end;
         let range = range.start + wanted.start..range.start + wanted.end;
         Part { mapping: Arc::clone(&mapping), range }
+    };
+    ranges.iter().map(&mut cut).collect()
+}
+
+/// Memory in windows, as [`carve`].
+///
+/// # Panics
+/// As [`carve`].
+pub(crate) fn carve_windows(windows: Windows, ranges: &[Range<usize>]) -> Vec<Memory> {
+    let windows = windows.into_reserved();
+    let mut from = 0;
+    let mut cut = |wanted: &Range<usize>| {
+        assert!(
+            from <= wanted.start && wanted.start <= wanted.end && wanted.end <= windows.bytes()
+        );
+        from = wanted.end;
+        Memory(Bytes::InWindows(Arc::clone(&windows), wanted.clone()))
     };
     ranges.iter().map(&mut cut).collect()
 }

@@ -273,13 +273,16 @@ mod tests {
                 let [low, high] = reserved.parts.as_mut_slice() else { panic!("two parts") };
                 let (low, high) = (&mut low.pages, &mut high.pages);
                 assert_eq!((low.len(), high.len()), (4 << 20, 4 << 20));
-                assert!(low.iter().chain(high.iter()).all(|&byte| byte == 0));
-                low.fill(1);
-                assert!(high.iter().all(|&byte| byte == 0));
-                high.fill(2);
-                assert!(low.iter().all(|&byte| byte == 1));
+                let are = |part: &Memory, value| {
+                    part.get(0..part.len()).iter().all(|&byte| byte == value)
+                };
+                assert!(are(low, 0) && are(high, 0));
+                low.get_mut(0..4 << 20).fill(1);
+                assert!(are(high, 0));
+                high.get_mut(0..4 << 20).fill(2);
+                assert!(are(low, 1));
                 drop(reserved.parts.pop());
-                assert!(reserved.parts[0].pages.iter().all(|&byte| byte == 1));
+                assert!(are(&reserved.parts[0].pages, 1));
             }
         }
     }

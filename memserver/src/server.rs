@@ -1,6 +1,7 @@
 //! A whole memory server: starts, observes, controls and stops shards on their threads.
 
 use core::{
+    ops::ControlFlow,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
@@ -219,6 +220,8 @@ pub struct Server {
     stop: Arc<AtomicBool>,
     page_kind: PageKind,
     direct: Result<DirectReads, NoDirectReads>,
+    /// Maps memory of which the shards have not needed anything yet.
+    mapper: Option<JoinHandle<()>>,
 }
 
 /// Starts a server with a shard per carrier.
@@ -271,13 +274,18 @@ where
         responder.begin(transport.now(), &store);
         shards.push(Shard::new(transport, responder, store, config.idle));
     }
-    let direct = begin_direct_reads(config, reserved.direct);
     let (stop, page_kind) = (Arc::default(), reserved.page_kind);
-    let mut server = Server { shards: Vec::new(), stop, page_kind, direct };
+    let direct = Err(NoDirectReads::Off);
+    let mut server = Server { shards: Vec::new(), stop, page_kind, direct, mapper: None };
     for (number, shard) in shards.into_iter().enumerate() {
         let core = config.cores.get(number).copied();
         server.start(number, shard, core).map_err(StartError::Thread)?;
     }
+    // Clients of an earlier process wait: so the shards serve before the kernel does.
+    if let Ok(memory) = &reserved.direct {
+        server.map_in_background(memory).map_err(StartError::Thread)?;
+    }
+    server.direct = begin_direct_reads(config, reserved.direct);
     Ok(server)
 }
 
@@ -323,6 +331,19 @@ impl Server {
             shard.serve(&control)
         })?;
         self.shards.push(RunningShard { thread, orders: sender, statistics });
+        Ok(())
+    }
+
+    /// Maps all pages, so that later requests need not wait for that.
+    fn map_in_background(&mut self, memory: &DirectMemory) -> io::Result<()> {
+        let (mapper, stop) = (memory.mapper.clone(), Arc::clone(&self.stop));
+        let mapper = Builder::new().name("map-memory".to_owned()).spawn(move || {
+            mapper.map_all(|| match stop.load(Ordering::Relaxed) {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            });
+        })?;
+        self.mapper = Some(mapper);
         Ok(())
     }
 
@@ -435,6 +456,11 @@ impl Server {
             let ended = shard.thread.join().unwrap_or(Err(ServeError::Panic(number)));
             first_error = first_error.and(ended);
             snapshots.push(shard.statistics.snapshot());
+        }
+        if let Some(mapper) = self.mapper.take()
+            && mapper.join().is_err()
+        {
+            tracing::error!("the thread that maps the memory failed");
         }
         first_error.map(|()| snapshots)
     }

@@ -193,7 +193,7 @@ impl Pages {
 
     pub(super) fn bytes(&self, number: usize, range: &Range<usize>) -> &[u8] {
         let start = number * PAGE_BYTES;
-        &self.memory[start + range.start..start + range.end]
+        self.memory.get(start + range.start..start + range.end)
     }
 
     pub(super) fn creator(&self, number: usize) -> Creator {
@@ -285,7 +285,7 @@ impl Pages {
             while number < pages.end && self.states[number].holds() != Contents::Zeros {
                 number += 1;
             }
-            stores::clear(&mut self.memory[from * PAGE_BYTES..number * PAGE_BYTES]);
+            stores::clear(self.memory.get_mut(from * PAGE_BYTES..number * PAGE_BYTES));
             for state in &mut self.states.as_mut()[from..number] {
                 stores::set(&mut state.contents, Contents::ZEROS);
             }
@@ -348,7 +348,7 @@ impl Pages {
         let number = part.number as usize;
         let (start, end) =
             (usize::from(part.start), usize::from(part.start) + usize::from(part.bytes));
-        let bytes = &mut self.memory[number * PAGE_BYTES..(number + 1) * PAGE_BYTES];
+        let bytes = self.memory.get_mut(number * PAGE_BYTES..(number + 1) * PAGE_BYTES);
         let state = &mut self.states.as_mut()[number];
         let before = contents_of(part.contents);
         stores::begin_change(&mut state.sequence);
@@ -551,10 +551,10 @@ impl Pages {
     }
 
     pub(super) fn all_bytes(&self) -> &[u8] {
-        &self.memory
+        self.memory.get(0..self.memory.len())
     }
 
     pub(super) fn byte_of(&self, page: usize, place: usize) -> u8 {
-        self.memory[page * PAGE_BYTES + place]
+        self.memory.get(page * PAGE_BYTES..(page + 1) * PAGE_BYTES)[place]
     }
 }

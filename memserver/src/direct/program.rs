@@ -135,7 +135,7 @@ impl DirectReads {
         incarnation: u32,
         interface: &DirectInterface,
     ) -> Result<Self, NoDirectReads> {
-        let DirectMemory { map, places, counters } = memory;
+        let DirectMemory { map, places, counters, .. } = memory;
         let DirectInterface { name, mtu, has_far_peer } = interface;
         let (mtu, to_peer) = (*mtu, (*has_far_peer).into());
         let places = Places { node: node.0, incarnation, mtu, to_peer, ..*places };

@@ -12,19 +12,16 @@ use bluebridge_bpf::fs::ARENA_ID_AT;
 use bluebridge_wire::{ArenaGeneration, NodeId, Space, address::PAGE_BYTES};
 use rustix::{
     fd::OwnedFd,
-    fs::{
-        FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, fstat, fstatfs, ftruncate,
-        open, statfs,
-    },
+    fs::{FallocateFlags, fallocate, fstat, fstatfs, ftruncate},
     io::Errno,
     process::geteuid,
 };
-use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
-    ShardMemory,
+    ArenaFileError, ShardMemory,
+    access::{arena_header, contents_of, map_bytes, occupied, shape, take_file, write_header},
     layout::{
-        Cut, Header, IN_FILE, IN_MAP, Layout, MAGIC, SPACES_MAX, STATE_EMPTY, STATE_FULL,
+        Cut, Header, IN_FILE, IN_MAP, Layout, MAGIC, Mapped, SPACES_MAX, STATE_EMPTY, STATE_FULL,
         STATE_NEW, VERSION,
     },
     stores,
@@ -32,139 +29,19 @@ use super::{
 use crate::{
     Arena,
     direct::{DirectMemory, NoDirectReads, map},
-    memory::{self, HUGE_PAGE_BYTES, PageKind, Table},
+    memory::{self, HUGE_PAGE_BYTES, PageKind, Table, Windows},
     reserve::{self, Claim, Reserved},
 };
 
 /// Where the files of arenas are unless their user says otherwise: a file system in memory that every
 /// Linux has.
-const DIRECTORY: &str = "/dev/shm";
+pub(super) const DIRECTORY: &str = "/dev/shm";
 
 /// The beginning of the names of files that are chosen by default.
-const PREFIX: &str = "bluebridge-arena-";
+pub(super) const PREFIX: &str = "bluebridge-arena-";
 
 /// Bytes that are allocated between two progress reports.
 const STEP_BYTES: usize = 64 << 20;
-
-/// The file system in memory (statfs(2)).
-const TMPFS_MAGIC: i64 = 0x0102_1994;
-
-/// How often, and how long between, a lock is tried that another process has.
-const LOCK_TRIES: u32 = 10;
-const LOCK_PAUSE: Duration = Duration::from_millis(20);
-
-/// The file cannot be used; nothing in it changed, except that the change under way when its last
-/// process ended may be complete now.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ArenaFileError {
-    /// The contents are not those of an arena, or an earlier process changed them wrongly.
-    #[error(
-        "{} holds an arena that cannot be taken over: {what}; drop it with `bluebridge arena drop \
-         {}`, or start with --fresh; its contents are lost then", path.display(), path.display()
-    )]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        what: String,
-    },
-    /// It is another user's, or other users can write to it.
-    #[error(
-        "{} is not a file of this user alone: {what}; choose another file with --arena-file",
-        path.display()
-    )]
-    Foreign {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        what: &'static str,
-    },
-    /// The caller stopped the allocation.
-    #[error("allocating the arena's file was stopped")]
-    GivenUp,
-    /// A process uses it.
-    #[error(
-        "{} is in use by process {process}; stop that memory server first, or choose another file \
-         with --arena-file", path.display()
-    )]
-    InUse {
-        /// The file.
-        path: PathBuf,
-        /// The process, as far as the file says.
-        process: u32,
-    },
-    /// The system refused something.
-    #[error("cannot {doing} {}: {error}", path.display())]
-    Io {
-        /// What was tried.
-        doing: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        #[source]
-        error: io::Error,
-    },
-    /// It is something else.
-    #[error("{} is no arena's file; choose another one with --arena-file", path.display())]
-    NoArena {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The kernel does not make a BPF map for it.
-    #[error(
-        "cannot make a BPF map of {bytes} bytes for {}: {error}; use a smaller arena, or start with \
-         --direct-reads off", path.display()
-    )]
-    NoMap {
-        /// The file.
-        path: PathBuf,
-        /// Bytes of the map.
-        bytes: u64,
-        /// The system's error.
-        #[source]
-        error: io::Error,
-    },
-    /// It has no room.
-    #[error(
-        "{} needs {bytes} bytes, and its file system does not have them: {error}; use a smaller \
-         arena, another file with --arena-file, or --arena-file none", path.display()
-    )]
-    NoRoom {
-        /// The file.
-        path: PathBuf,
-        /// Bytes of the whole file.
-        bytes: u64,
-        /// The system's error.
-        #[source]
-        error: io::Error,
-    },
-    /// It is on a disk.
-    #[error(
-        "{} is not on a file system in memory (tmpfs), so every change would be written to a disk; \
-         choose a file in {DIRECTORY}", path.display()
-    )]
-    OnDisk {
-        /// The file.
-        path: PathBuf,
-    },
-    /// It holds an arena of another shape.
-    #[error(
-        "{} holds an arena with {found}, but {wanted} was requested; start with the same, or with \
-         --fresh, which drops the contents", path.display()
-    )]
-    OtherShape {
-        /// The file.
-        path: PathBuf,
-        /// What it holds.
-        found: String,
-        /// What was requested.
-        wanted: String,
-    },
-    /// The server has too many spaces or its memory does not fit.
-    #[error("{0}")]
-    Size(String),
-}
 
 /// How much memory, and for whom.
 #[derive(Clone, Debug)]
@@ -285,18 +162,22 @@ impl ArenaFile {
                 Some(map) => map,
                 None => self.held_map(&id, bytes)?,
             };
-            direct_map = Some(map.try_clone().map_err(|error| self.failed("open", error))?);
-            // The pages outlive the mapping of the header, and the file must be locked as long.
-            let locked = file.try_clone().map_err(|error| self.failed("open", error))?;
-            let mut whole = mapped(map, bytes, Some(locked))?;
-            let there = &mut whole[ARENA_ID_AT..ARENA_ID_AT + id.len()];
+            let again = |descriptor: &OwnedFd| {
+                descriptor.try_clone().map_err(|error| self.failed("open", error))
+            };
+            // The memory outlives the mapping of the header, and the file must be locked as long.
+            let mut tables = mapped(again(&map)?, layout.tables_bytes(), Some(again(&file)?))?;
+            let there = &mut tables[ARENA_ID_AT..ARENA_ID_AT + id.len()];
             if held.is_none() {
                 there.copy_from_slice(&id);
             } else if *there != id {
                 // Before anything in it is changed: it may be in use.
                 return Err(self.gone("its memory is another arena's"));
             }
-            let cut = layout.cut(whole, has_contents, true);
+            let pages = Windows::new(again(&map)?, &layout.pages_range(), again(&file)?);
+            let pages = pages.map_err(|error| self.failed("map", error.into()))?;
+            direct_map = Some((map, pages.mapper()));
+            let cut = layout.cut(Mapped::InWindows { tables, pages }, has_contents);
             (Table::mapped(mapped(file, PAGE_BYTES, None)?, 1), cut)
         } else {
             let mut whole = mapped(file, bytes, None)?;
@@ -304,14 +185,14 @@ impl ArenaFile {
                 memory::lock(&mut whole)
                     .map_err(|error| self.failed("lock in memory", error.into()))?;
             }
-            let mut cut = layout.cut(whole, has_contents, false);
+            let mut cut = layout.cut(Mapped::Whole(whole), has_contents);
             (core::mem::replace(&mut cut.header, Table::heap(0)), cut)
         };
         let Cut { counters, mut shards, .. } = cut;
         let direct = match direct_map {
-            Some(map) => {
+            Some((map, mapper)) => {
                 let (places, counters) = (layout.direct_places(), counters.into());
-                Ok(DirectMemory { map, places, counters })
+                Ok(DirectMemory { map, mapper, places, counters })
             }
             None if self.is_direct => Err(NoDirectReads::InFile),
             None => Err(NoDirectReads::Off),
@@ -584,178 +465,6 @@ impl Kept {
     }
 }
 
-/// An arena's file, as it is listed.
-#[derive(Clone, Debug)]
-pub struct Listed {
-    /// The file.
-    pub path: PathBuf,
-    /// Bytes of memory that it occupies.
-    pub bytes: u64,
-    /// Whether it is an arena's file, also one that is only being made.
-    pub is_arena: bool,
-    /// The node and generation of its contents; `None` if it holds nothing or cannot be read.
-    pub holder: Option<Holder>,
-    /// The process that uses it.
-    pub process: Option<u32>,
-    /// Whether its memory is in a BPF map.
-    pub is_direct: bool,
-}
-
-/// The arenas' files of this user in the default directory.
-///
-/// # Errors
-/// The system's error.
-pub fn list() -> io::Result<Vec<Listed>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(DIRECTORY)? {
-        let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with(PREFIX)
-            && let Ok(listed) = Listed::of(&entry.path())
-        {
-            found.push(listed);
-        }
-    }
-    found.sort_unstable_by(|a, b| a.path.cmp(&b.path));
-    Ok(found)
-}
-
-impl Listed {
-    /// What a file is.
-    ///
-    /// # Errors
-    /// [`ArenaFileError`] if it cannot be read.
-    pub fn of(path: &Path) -> Result<Self, ArenaFileError> {
-        let file = open_file(path, false)?;
-        let failed = |error: Errno| ArenaFileError::Io {
-            doing: "read",
-            path: path.to_owned(),
-            error: error.into(),
-        };
-        let header = read_header(&file).map_err(failed)?;
-        let stat = fstat(&file).map_err(failed)?;
-        let is_free = flock(&file, FlockOperation::NonBlockingLockShared).is_ok();
-        let is_arena = header.is_some() || stat.st_size == 0;
-        let process = header.map_or(0, |header| header.process);
-        let holder = header.and_then(|header| contents_of(&header));
-        Ok(Self {
-            path: path.to_owned(),
-            bytes: occupied(&stat).saturating_add(header.as_ref().map_or(0, map_bytes)),
-            is_arena,
-            holder,
-            process: (is_arena && !is_free).then_some(process),
-            is_direct: header.is_some_and(|header| header.backing == IN_MAP),
-        })
-    }
-
-    /// Removes the file, and with it the contents.
-    ///
-    /// # Errors
-    /// [`ArenaFileError`] if a process uses it, or it is no arena's file; then it stays.
-    pub fn drop_file(path: &Path) -> Result<(), ArenaFileError> {
-        let file = take_file(path, false)?;
-        if let Some(header) = arena_header(path, &file)? {
-            map::remove(&header.id).map_err(|error| ArenaFileError::Io {
-                doing: "remove the memory of",
-                path: path.to_owned(),
-                error,
-            })?;
-        }
-        rustix::fs::unlink(path).map_err(|error| ArenaFileError::Io {
-            doing: "remove",
-            path: path.to_owned(),
-            error: error.into(),
-        })
-    }
-}
-
-/// Opens a file and takes it for this process, until its mapping ends. Another process may remove
-/// the file in between; then there is a new one.
-fn take_file(path: &Path, may_create: bool) -> Result<OwnedFd, ArenaFileError> {
-    for _ in 0..LOCK_TRIES {
-        let file = open_file(path, may_create)?;
-        lock(path, &file)?;
-        let (own, there) = (fstat(&file), rustix::fs::lstat(path));
-        if let (Ok(own), Ok(there)) = (own, there)
-            && (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)
-        {
-            return Ok(file);
-        }
-    }
-    Err(ArenaFileError::InUse { path: path.to_owned(), process: 0 })
-}
-
-/// Bytes of memory of a file.
-fn occupied(stat: &rustix::fs::Stat) -> u64 {
-    u64::try_from(stat.st_blocks).unwrap_or(0) * 512
-}
-
-/// Opens a file of this user alone, in memory; makes it if `may_create`.
-fn open_file(path: &Path, may_create: bool) -> Result<OwnedFd, ArenaFileError> {
-    let failed = |doing, error: Errno| ArenaFileError::Io {
-        doing,
-        path: path.to_owned(),
-        error: error.into(),
-    };
-    // Before a file is made.
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let system = statfs(parent.unwrap_or(Path::new("."))).map_err(|e| failed("examine", e))?;
-    if system.f_type != TMPFS_MAGIC {
-        return Err(ArenaFileError::OnDisk { path: path.to_owned() });
-    }
-    let create = if may_create { OFlags::CREATE } else { OFlags::empty() };
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | create;
-    let file = open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| failed("open", e))?;
-    let stat = fstat(&file).map_err(|error| failed("examine", error))?;
-    let foreign = |what| Err(ArenaFileError::Foreign { path: path.to_owned(), what });
-    if !rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file() {
-        return foreign("it is no regular file");
-    }
-    if stat.st_uid != geteuid().as_raw() {
-        return foreign("it belongs to another user");
-    }
-    if stat.st_mode & 0o077 != 0 {
-        return foreign("other users may open it");
-    }
-    Ok(file)
-}
-
-/// Takes an open file for this process. `bluebridge arena list` has it for a moment.
-fn lock(path: &Path, file: &OwnedFd) -> Result<(), ArenaFileError> {
-    let mut tries = 0;
-    loop {
-        tries += 1;
-        match flock(file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(()),
-            Err(Errno::WOULDBLOCK) if tries < LOCK_TRIES => thread::sleep(LOCK_PAUSE),
-            Err(Errno::WOULDBLOCK) => {
-                let header = read_header(file).ok().flatten();
-                let process = header.map_or(0, |header| header.process);
-                return Err(ArenaFileError::InUse { path: path.to_owned(), process });
-            }
-            Err(error) => {
-                let (doing, path) = ("lock", path.to_owned());
-                return Err(ArenaFileError::Io { doing, path, error: error.into() });
-            }
-        }
-    }
-}
-
-/// The header of an arena's file; `None` if the file is empty.
-fn arena_header(path: &Path, file: &OwnedFd) -> Result<Option<Header>, ArenaFileError> {
-    let failed = |error: Errno| ArenaFileError::Io {
-        doing: "read",
-        path: path.to_owned(),
-        error: error.into(),
-    };
-    if fstat(file).map_err(failed)?.st_size == 0 {
-        return Ok(None);
-    }
-    match read_header(file).map_err(failed)? {
-        Some(header) => Ok(Some(header)),
-        None => Err(ArenaFileError::NoArena { path: path.to_owned() }),
-    }
-}
-
 /// How often progress is reported while the kernel makes a map.
 const MAP_REPORT: Duration = Duration::from_millis(200);
 
@@ -783,57 +492,11 @@ fn wait_for_map(
     })
 }
 
-/// Bytes of the map of an arena, without its tables; 0 if it is in its file.
-fn map_bytes(header: &Header) -> u64 {
-    let bytes = header.shard_bytes.saturating_mul(header.shard_count.into());
-    if header.backing == IN_MAP { bytes } else { 0 }
-}
-
 /// An id that no other arena has.
 fn new_id() -> io::Result<[u8; 16]> {
     let mut id = [0; 16];
     io::Read::read_exact(&mut fs::File::open("/dev/urandom")?, &mut id)?;
     Ok(id)
-}
-
-fn write_header(file: &OwnedFd, header: &Header) -> Result<(), Errno> {
-    let mut written = 0;
-    while let Some(rest) = header.as_bytes().get(written..).filter(|rest| !rest.is_empty()) {
-        written += rustix::io::pwrite(file, rest, written as u64)?;
-    }
-    Ok(())
-}
-
-/// The header; `None` if the file is no arena's.
-fn read_header(file: &OwnedFd) -> Result<Option<Header>, Errno> {
-    let mut bytes = [0; size_of::<Header>()];
-    let mut read = 0;
-    while let Some(rest) = bytes.get_mut(read..).filter(|rest| !rest.is_empty()) {
-        match rustix::io::pread(file, rest, read as u64)? {
-            0 => return Ok(None),
-            count => read += count,
-        }
-    }
-    let header = Header::read_from_bytes(bytes.as_bytes()).ok();
-    Ok(header.filter(|header| header.magic == MAGIC))
-}
-
-/// The node whose contents a file holds; `None` if it holds nothing.
-fn contents_of(header: &Header) -> Option<Holder> {
-    let generation = ArenaGeneration::new(header.generation)?;
-    let (node, token) = (NodeId(header.node), header.token);
-    (header.state == STATE_FULL).then_some(Holder { node, generation, token })
-}
-
-/// The sizes of an arena, in words.
-fn shape(header: &Header) -> String {
-    let Header { version, shard_bytes, shard_count, space_count, spaces, .. } = header;
-    let spaces: Vec<_> =
-        spaces.iter().take((*space_count).into()).map(|space| space.to_string()).collect();
-    format!(
-        "{shard_count} x {shard_bytes} bytes for space {} (layout {version})",
-        spaces.join(", ")
-    )
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::{CreatorRecord, KeptShard, PageRecord, ShardMemory, redo};
 use crate::{
     direct::{Counters, PROCESSORS, Places as DirectPlaces, SESSIONS, SharedPart},
-    memory::{self, Memory, Part, Table},
+    memory::{self, Memory, Part, Table, Windows},
 };
 
 /// The first bytes of every arena's file.
@@ -167,17 +167,38 @@ impl Layout {
         pages.first().map_or(end, |first| first.start)
     }
 
-    /// Cuts a mapping of an arena into its parts. With `is_direct`, direct readers may share it.
-    pub(crate) fn cut(&self, whole: Part, has_contents: bool, is_direct: bool) -> Cut {
+    /// The bytes of all shards' pages.
+    pub(crate) fn pages_range(&self) -> Range<usize> {
+        self.tables_bytes()..self.file_bytes()
+    }
+
+    /// Cuts the mapping of an arena into its parts.
+    pub(crate) fn cut(&self, mapped: Mapped, has_contents: bool) -> Cut {
         let Ranges { counters, shards, pages, .. } = self.ranges();
+        let is_direct = matches!(mapped, Mapped::InWindows { .. });
         let metadata = shards.into_iter().flat_map(|shard| {
             let ShardRanges { redo_head, redo_data, worn, fences, states, creators, shared } =
                 shard;
             [redo_head, redo_data, worn, fences, states, creators, shared]
         });
         let front = [0..PAGE_BYTES, counters];
-        let ranges: Vec<_> = front.into_iter().chain(metadata).chain(pages).collect();
-        let mut parts = memory::carve(whole, &ranges).into_iter();
+        let mut ranges: Vec<_> = front.into_iter().chain(metadata).collect();
+        let table_count = ranges.len();
+        let (parts, memories) = match mapped {
+            Mapped::Whole(whole) => {
+                ranges.extend(pages);
+                let mut parts = memory::carve(whole, &ranges);
+                let pages = parts.split_off(table_count);
+                (parts, pages.into_iter().map(Memory::mapped).collect())
+            }
+            Mapped::InWindows { tables, pages: windows } => {
+                let first = self.pages_range().start;
+                let behind = |range: Range<usize>| range.start - first..range.end - first;
+                let pages: Vec<_> = pages.into_iter().map(behind).collect();
+                (memory::carve(tables, &ranges), memory::carve_windows(windows, &pages))
+            }
+        };
+        let mut parts = parts.into_iter();
         let mut next = || parts.next().expect("as many parts as ranges");
         let header = Table::mapped(next(), 1);
         let counters = Counters::new(next());
@@ -187,7 +208,7 @@ impl Layout {
             .map(|_| {
                 let redo = redo::RedoRecord {
                     head: Table::mapped(next(), 1),
-                    data: Memory::mapped(next()),
+                    data: Table::mapped(next(), LINE_BYTES),
                 };
                 let (worn, fences) = (
                     Table::mapped(next(), space_count),
@@ -203,10 +224,23 @@ impl Layout {
             .collect();
         let shards = kept
             .into_iter()
-            .map(|kept| ShardMemory { pages: Memory::mapped(next()), kept: Some(kept) })
+            .zip(memories)
+            .map(|(kept, pages)| ShardMemory { pages, kept: Some(kept) })
             .collect();
         Cut { header, counters, shards }
     }
+}
+
+/// How an arena is mapped.
+pub(crate) enum Mapped {
+    /// All of it at once.
+    Whole(Part),
+    /// The pages when they are needed. Direct readers may share it.
+    InWindows {
+        /// Everything before the pages.
+        tables: Part,
+        pages: Windows,
+    },
 }
 
 /// The parts of an arena.

@@ -7,7 +7,7 @@ use bluebridge_wire::address::{LINE_BYTES, LINE_PAGES};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::stores;
-use crate::memory::{Memory, Table};
+use crate::memory::Table;
 
 /// Nothing is under way.
 pub(crate) const NONE: u32 = 0;
@@ -78,7 +78,7 @@ pub(crate) const RECORD_BYTES: usize = size_of::<Head>() + LINE_BYTES;
 pub(crate) struct RedoRecord {
     pub(crate) head: Table<Head>,
     /// The new bytes of the parts, one after the other.
-    pub(crate) data: Memory,
+    pub(crate) data: Table<u8>,
 }
 
 /// A change that a process did not complete.
@@ -100,7 +100,7 @@ impl RedoRecord {
         data: impl Iterator<Item = &'a [u8]>,
     ) {
         let [head] = self.head.as_mut() else { return };
-        let mut rest = &mut *self.data;
+        let mut rest = self.data.as_mut();
         for data in data {
             let Some((to, after)) = rest.split_at_mut_checked(data.len()) else { return };
             stores::copy(to, data);

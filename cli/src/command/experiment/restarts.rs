@@ -18,6 +18,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::super::bench::machine::Machine;
+use super::super::member::Deadline;
 use super::super::steps::Steps;
 use super::super::{Global, interrupt};
 use crate::exit::Exit;
@@ -29,8 +30,8 @@ const CLIENT: Node = Node::Client(1);
 /// How long an operation may take: longer than any restart.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// How long the clients work between two kills, at least and at most.
-const BETWEEN: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(120));
+/// How long the clients work between two kills at least.
+const LEAST_PAUSE: Duration = Duration::from_millis(20);
 
 /// The options of the experiment.
 #[derive(Debug, Args)]
@@ -44,9 +45,20 @@ pub(in crate::command) struct Restarts {
     /// The memory of the server
     #[arg(long, default_value = "256M")]
     memory: ByteSize,
+    /// How long the clients work between two kills, at most
+    #[arg(long, value_name = "TIME", default_value = "120ms", value_parser = parse_pause)]
+    pause: Deadline,
     /// The switch's data plane; the default is ebpf with root if this build has it, otherwise soft
     #[arg(long)]
     switch: Option<DataPlane>,
+}
+
+fn parse_pause(text: &str) -> Result<Deadline, String> {
+    let pause: Deadline = text.parse()?;
+    match pause.0 < LEAST_PAUSE {
+        true => Err(format!("the shortest pause is {} ms", LEAST_PAUSE.as_millis())),
+        false => Ok(pause),
+    }
 }
 
 /// What the experiment found.
@@ -145,9 +157,9 @@ fn kill_often(
         let mut kill_all = || -> anyhow::Result<()> {
             for number in 0..asked.kills {
                 cancel.check()?;
-                let (least, most) = BETWEEN;
+                let spread = asked.pause.0.saturating_sub(LEAST_PAUSE);
                 // Spread over the interval, so that the kills hit everything that the server does.
-                thread::sleep(least + (most - least) * (number * 37 % 100) / 100);
+                thread::sleep(LEAST_PAUSE + spread * (number * 37 % 100) / 100);
                 let name = format!("{MEMORY_SERVER}-{SERVER}");
                 let killed = Instant::now();
                 rack.kill_daemon(&name)?;

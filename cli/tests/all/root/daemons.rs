@@ -62,8 +62,9 @@ fn a_server_that_is_ready_too_late_serves_and_counts_as_ready() {
     rack.text(&["rack", "restart", "controller"]);
     until("the server counts as ready", || problems(&rack).is_empty());
     rack.text(&["ping", "s1"]);
-    let said = rack.text(&["rack", "logs", "s1"]);
-    assert!(said.contains("the starter no longer waits"), "{said}");
+    until("the server tells that it is ready", || {
+        rack.text(&["rack", "logs", "s1"]).contains("the starter no longer waits")
+    });
 }
 
 /// The problems of an unhealthy rack.

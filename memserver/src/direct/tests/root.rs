@@ -41,6 +41,7 @@ use super::super::{
 use crate::{
     Arena, ArenaConfig, ArenaFile, Claim,
     kept::{Holder, Listed},
+    memory::Windows,
 };
 
 const SPACE: Space = Space(7);
@@ -588,6 +589,25 @@ fn a_map_outlives_its_process_and_is_dropped_with_its_file() {
 }
 
 /// The pins of a file's arena; of another file, none.
+#[test]
+fn a_window_that_the_kernel_refuses_stays_reserved() {
+    require_root();
+    let id = *b"it ends too soon";
+    // The map ends long before the range does.
+    let map = map::create(&id, 4 * PAGE_BYTES).expect("room for a map");
+    map::remove(&id).expect("it has a name");
+    let descriptor = || map.try_clone().expect("a descriptor");
+    let windows = Windows::new(descriptor(), &(0..32 << 20), descriptor()).expect("addresses");
+    let mapper = windows.mapper();
+    let mut steps = 0;
+    mapper.map_all(|| {
+        steps += 1;
+        ControlFlow::Continue(())
+    });
+    assert_eq!(steps, 1, "it gives up at the first window");
+    assert!(mapper.is_all_reserved(), "another mapping may take the addresses");
+}
+
 fn pins(file: &Path) -> Vec<PathBuf> {
     let id = bluebridge_bpf::fs::arena_id(file).ok().flatten();
     id.map(|id| bluebridge_bpf::fs::arena_pin(&id)).filter(|pin| pin.exists()).into_iter().collect()

@@ -1,0 +1,158 @@
+//! Opens, locks and reads the files of arenas.
+
+use std::{path::Path, thread, time::Duration};
+
+use bluebridge_wire::{ArenaGeneration, NodeId};
+use rustix::{
+    fd::OwnedFd,
+    fs::{FlockOperation, Mode, OFlags, flock, fstat, open, statfs},
+    io::Errno,
+    process::geteuid,
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{
+    ArenaFileError, Holder,
+    layout::{Header, IN_MAP, MAGIC, STATE_FULL},
+};
+
+/// The file system in memory (statfs(2)).
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+
+/// How often, and how long between, a lock is tried that another process has.
+const LOCK_TRIES: u32 = 10;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// Opens a file and takes it for this process, until its mapping ends. Another process may remove
+/// the file in between; then there is a new one.
+pub(super) fn take_file(path: &Path, may_create: bool) -> Result<OwnedFd, ArenaFileError> {
+    for _ in 0..LOCK_TRIES {
+        let file = open_file(path, may_create)?;
+        lock(path, &file)?;
+        let (own, there) = (fstat(&file), rustix::fs::lstat(path));
+        if let (Ok(own), Ok(there)) = (own, there)
+            && (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)
+        {
+            return Ok(file);
+        }
+    }
+    Err(ArenaFileError::InUse { path: path.to_owned(), process: 0 })
+}
+
+/// Bytes of memory of a file.
+pub(super) fn occupied(stat: &rustix::fs::Stat) -> u64 {
+    u64::try_from(stat.st_blocks).unwrap_or(0) * 512
+}
+
+/// Opens a file of this user alone, in memory; makes it if `may_create`.
+pub(super) fn open_file(path: &Path, may_create: bool) -> Result<OwnedFd, ArenaFileError> {
+    let failed = |doing, error: Errno| ArenaFileError::Io {
+        doing,
+        path: path.to_owned(),
+        error: error.into(),
+    };
+    // Before a file is made.
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let system = statfs(parent.unwrap_or(Path::new("."))).map_err(|e| failed("examine", e))?;
+    if system.f_type != TMPFS_MAGIC {
+        return Err(ArenaFileError::OnDisk { path: path.to_owned() });
+    }
+    let create = if may_create { OFlags::CREATE } else { OFlags::empty() };
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | create;
+    let file = open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| failed("open", e))?;
+    let stat = fstat(&file).map_err(|error| failed("examine", error))?;
+    let foreign = |what| Err(ArenaFileError::Foreign { path: path.to_owned(), what });
+    if !rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file() {
+        return foreign("it is no regular file");
+    }
+    if stat.st_uid != geteuid().as_raw() {
+        return foreign("it belongs to another user");
+    }
+    if stat.st_mode & 0o077 != 0 {
+        return foreign("other users may open it");
+    }
+    Ok(file)
+}
+
+/// Takes an open file for this process. `bluebridge arena list` has it for a moment.
+pub(super) fn lock(path: &Path, file: &OwnedFd) -> Result<(), ArenaFileError> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(Errno::WOULDBLOCK) if tries < LOCK_TRIES => thread::sleep(LOCK_PAUSE),
+            Err(Errno::WOULDBLOCK) => {
+                let header = read_header(file).ok().flatten();
+                let process = header.map_or(0, |header| header.process);
+                return Err(ArenaFileError::InUse { path: path.to_owned(), process });
+            }
+            Err(error) => {
+                let (doing, path) = ("lock", path.to_owned());
+                return Err(ArenaFileError::Io { doing, path, error: error.into() });
+            }
+        }
+    }
+}
+
+/// The header of an arena's file; `None` if the file is empty.
+pub(super) fn arena_header(path: &Path, file: &OwnedFd) -> Result<Option<Header>, ArenaFileError> {
+    let failed = |error: Errno| ArenaFileError::Io {
+        doing: "read",
+        path: path.to_owned(),
+        error: error.into(),
+    };
+    if fstat(file).map_err(failed)?.st_size == 0 {
+        return Ok(None);
+    }
+    match read_header(file).map_err(failed)? {
+        Some(header) => Ok(Some(header)),
+        None => Err(ArenaFileError::NoArena { path: path.to_owned() }),
+    }
+}
+
+/// Bytes of the map of an arena, without its tables; 0 if it is in its file.
+pub(super) fn map_bytes(header: &Header) -> u64 {
+    let bytes = header.shard_bytes.saturating_mul(header.shard_count.into());
+    if header.backing == IN_MAP { bytes } else { 0 }
+}
+
+pub(super) fn write_header(file: &OwnedFd, header: &Header) -> Result<(), Errno> {
+    let mut written = 0;
+    while let Some(rest) = header.as_bytes().get(written..).filter(|rest| !rest.is_empty()) {
+        written += rustix::io::pwrite(file, rest, written as u64)?;
+    }
+    Ok(())
+}
+
+/// The header; `None` if the file is no arena's.
+pub(super) fn read_header(file: &OwnedFd) -> Result<Option<Header>, Errno> {
+    let mut bytes = [0; size_of::<Header>()];
+    let mut read = 0;
+    while let Some(rest) = bytes.get_mut(read..).filter(|rest| !rest.is_empty()) {
+        match rustix::io::pread(file, rest, read as u64)? {
+            0 => return Ok(None),
+            count => read += count,
+        }
+    }
+    let header = Header::read_from_bytes(bytes.as_bytes()).ok();
+    Ok(header.filter(|header| header.magic == MAGIC))
+}
+
+/// The node whose contents a file holds; `None` if it holds nothing.
+pub(super) fn contents_of(header: &Header) -> Option<Holder> {
+    let generation = ArenaGeneration::new(header.generation)?;
+    let (node, token) = (NodeId(header.node), header.token);
+    (header.state == STATE_FULL).then_some(Holder { node, generation, token })
+}
+
+/// The sizes of an arena, in words.
+pub(super) fn shape(header: &Header) -> String {
+    let Header { version, shard_bytes, shard_count, space_count, spaces, .. } = header;
+    let spaces: Vec<_> =
+        spaces.iter().take((*space_count).into()).map(|space| space.to_string()).collect();
+    format!(
+        "{shard_count} x {shard_bytes} bytes for space {} (layout {version})",
+        spaces.join(", ")
+    )
+}
