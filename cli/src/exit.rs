@@ -20,6 +20,7 @@ use bluebridge_switch::agent::AgentError;
 use bluebridge_switch::dataplane::{PlaneError, PortError};
 use bluebridge_switch::offload::OffloadError;
 use bluebridge_transport::OpenError;
+use bluebridge_transport::udp::NoFrames;
 use serde::Serialize;
 
 /// The exit codes of every subcommand.
@@ -167,6 +168,7 @@ fn of_driver(error: &DriverError) -> Exit {
 fn of_open(error: &OpenError) -> Exit {
     match error {
         OpenError::Interface { .. } => Exit::Usage,
+        OpenError::Frames(NoFrames::Permission) => Exit::NotPermitted,
         OpenError::SocketOption { error, .. } | OpenError::Bind { error, .. } => of_io(error),
         _ => Exit::Failure,
     }

@@ -13,7 +13,7 @@ use crate::ArenaUsage;
 const GAUGE_COUNT: usize = 11;
 
 /// Counters of a carrier.
-const COUNTER_COUNT: usize = 12;
+const COUNTER_COUNT: usize = 13;
 
 /// The live statistics of one shard. Each number is correct; different numbers may be from two
 /// moments of the same millisecond.
@@ -211,6 +211,7 @@ const fn numbers_of(counters: Counters) -> [u64; COUNTER_COUNT] {
     let Counters {
         sent_count,
         sent_bytes,
+        sent_frame_count,
         sent_train_count,
         send_blocked_count,
         train_refused_count,
@@ -225,6 +226,7 @@ const fn numbers_of(counters: Counters) -> [u64; COUNTER_COUNT] {
     [
         sent_count,
         sent_bytes,
+        sent_frame_count,
         sent_train_count,
         send_blocked_count,
         train_refused_count,
@@ -242,6 +244,7 @@ const fn counters_of(numbers: [u64; COUNTER_COUNT]) -> Counters {
     let [
         sent_count,
         sent_bytes,
+        sent_frame_count,
         sent_train_count,
         send_blocked_count,
         train_refused_count,
@@ -256,6 +259,7 @@ const fn counters_of(numbers: [u64; COUNTER_COUNT]) -> Counters {
     Counters {
         sent_count,
         sent_bytes,
+        sent_frame_count,
         sent_train_count,
         send_blocked_count,
         train_refused_count,

@@ -22,6 +22,9 @@ pub const SPACE_VARIABLE: &str = "BLUEBRIDGE_SPACE";
 /// The switch's port to which the interface is connected ([`SwitchPort`]).
 pub const SWITCH_PORT_VARIABLE: &str = "BLUEBRIDGE_SWITCH_PORT";
 
+/// Whether datagrams are sent as frames: `auto` if not set, `on` or `off`.
+pub const FRAMES_VARIABLE: &str = "BLUEBRIDGE_FRAMES";
+
 /// The root (a PEM file) of the controller's certificate; without it, joining uses no
 /// TLS.
 pub const TLS_ROOT_VARIABLE: &str = "BLUEBRIDGE_TLS_ROOT";

@@ -3,6 +3,8 @@
 use std::io;
 use std::net::Ipv6Addr;
 
+use crate::udp::NoFrames;
+
 /// A carrier could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -16,6 +18,11 @@ pub enum OpenError {
         #[source]
         error: io::Error,
     },
+    /// Datagrams cannot be sent as frames, and the configuration requires it.
+    #[error(
+        "cannot send datagrams as frames: {0}; or let the UDP socket send them (--frames auto)"
+    )]
+    Frames(#[source] NoFrames),
     /// The configured interface does not exist or may not be used: correct the configuration.
     #[error("cannot use network interface {name}: {error}")]
     Interface {

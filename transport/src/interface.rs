@@ -22,10 +22,14 @@ impl Interface {
     ///
     /// `ENODEV` if this namespace has none of that name.
     pub fn by_name(name: &str) -> io::Result<Self> {
-        let socket = Socket::new(Domain::IPV6, Type::DGRAM, None)?;
-        let mtu = sys::interface_mtu(&socket, name)?;
+        Self::of(&Socket::new(Domain::IPV6, Type::DGRAM, None)?, name)
+    }
+
+    /// As [`Self::by_name`], with a socket that is open.
+    pub(crate) fn of(socket: &Socket, name: &str) -> io::Result<Self> {
+        let mtu = sys::interface_mtu(socket, name)?;
         let mtu = u32::try_from(mtu).unwrap_or(u32::MAX);
-        Ok(Self { mac: sys::interface_mac(&socket, name)?, mtu })
+        Ok(Self { mac: sys::interface_mac(socket, name)?, mtu })
     }
 }
 

@@ -5,7 +5,7 @@
 //! the calling thread drives it. [`udp`] uses a kernel socket, and [`memory`] connects threads of one process;
 //! [`impaired`] and `capture` (a cargo feature) wrap any carrier to impair or record its traffic.
 //!
-//! All system calls are in `udp/sys.rs`, the only file with `unsafe`.
+//! All system calls are in `udp/sys.rs` and `udp/sys/`, the only files with `unsafe`.
 //!
 //! * `transport`: the trait; `error`: how it fails; `wake`: waking a thread that waits in it.
 //! * `clock`: real and virtual time; [`interface`]: the system's data about an interface.

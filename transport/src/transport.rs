@@ -88,6 +88,8 @@ pub struct Counters {
     pub sent_count: u64,
     /// UDP payload bytes sent.
     pub sent_bytes: u64,
+    /// Datagrams sent past the host's routes, as frames.
+    pub sent_frame_count: u64,
     /// Trains of two or more datagrams sent at once.
     pub sent_train_count: u64,
     /// Times the carrier was too busy to accept the whole batch.

@@ -11,8 +11,10 @@
 //! The host must have one rule that delivers the fabric's prefix locally when it arrives from the link, and one
 //! route to the prefix through the link (`docs/architecture.md`).
 
+mod frames;
 mod joining;
 mod many;
+mod next_hop;
 mod open;
 pub(crate) mod sys;
 #[cfg(test)]
@@ -32,6 +34,8 @@ use crate::{
     Capabilities, Counters, Incoming, Outgoing, ReceiveError, Timestamp, TransmitError, Transport,
     Wait, Wakeable, Waker, monotonic_now,
 };
+use frames::FrameCarrier;
+pub use frames::{Frames, NoFrames};
 pub use joining::JoinTrains;
 use joining::{Joining, Reception};
 use many::Many;
@@ -70,6 +74,9 @@ pub struct UdpConfig {
     pub interface_index: Option<u32>,
     /// Drop and count datagrams for a destination outside this prefix.
     pub filter: Option<Ipv6Net>,
+    /// Whether datagrams to `filter` are sent past the host's routes, as frames through `device`; not with
+    /// `interface_index`.
+    pub frames: Frames,
     /// Send trains at once if the system can.
     pub trains: bool,
     /// Receive trains at once.
@@ -94,6 +101,7 @@ impl Default for UdpConfig {
             device: None,
             interface_index: None,
             filter: None,
+            frames: Frames::default(),
             trains: true,
             join_trains: JoinTrains::Adaptive,
             receive_buffer_bytes: 8 << 20,
@@ -129,6 +137,8 @@ pub struct UdpTransport {
     capabilities: Capabilities,
     counters: Counters,
     sender: Sender,
+    /// Sends before `sender` does, or why it does not.
+    frames: Result<FrameCarrier, NoFrames>,
     trains: Vec<Train>,
     receiver: Receiver,
     arrivals: Vec<Arrival>,
@@ -288,13 +298,23 @@ impl UdpTransport {
         }
         let limits = TrainLimits { segment_count, bytes: self.capabilities.train_bytes };
         train::cut(chunk, limits, &mut self.trains);
-        let train_count = self.sender.send(self.socket.as_fd(), chunk, &self.trains)?;
+        let as_frames = match &mut self.frames {
+            Ok(frames) => frames.send(chunk, &self.trains)?,
+            Err(_) => None,
+        };
+        let train_count = match as_frames {
+            Some(count) => count,
+            None => self.sender.send(self.socket.as_fd(), chunk, &self.trains)?,
+        };
         let mut sent_count = 0;
         for train in self.trains.iter().take(train_count) {
             sent_count += train.count;
             self.counters.sent_train_count += u64::from(train.count > 1);
         }
         self.counters.sent_count += sent_count as u64;
+        if as_frames.is_some() {
+            self.counters.sent_frame_count += sent_count as u64;
+        }
         let bytes: usize = chunk.iter().take(sent_count).map(Outgoing::payload_bytes).sum();
         self.counters.sent_bytes += bytes as u64;
         Ok(sent_count)

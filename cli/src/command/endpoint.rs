@@ -3,9 +3,10 @@
 use std::net::SocketAddr;
 
 use bluebridge_northbound::environment::{
-    CONTROLLER_VARIABLE, INTERFACE_VARIABLE, NAME_VARIABLE, SPACE_VARIABLE, SWITCH_PORT_VARIABLE,
-    SwitchPort, parse_controller,
+    CONTROLLER_VARIABLE, FRAMES_VARIABLE, INTERFACE_VARIABLE, NAME_VARIABLE, SPACE_VARIABLE,
+    SWITCH_PORT_VARIABLE, SwitchPort, parse_controller,
 };
+use bluebridge_transport::udp::Frames;
 use clap::Args;
 
 use super::trust::Trust;
@@ -36,6 +37,10 @@ pub(super) struct Endpoint {
     /// The space (tenant) to join
     #[arg(long, env = SPACE_VARIABLE, value_name = "N", default_value_t = 1)]
     pub(super) space: u16,
+    /// Send datagrams as frames, past the host's routes: takes half the time, and needs CAP_NET_RAW. With `auto` the
+    /// UDP socket sends where that is not possible
+    #[arg(long, env = FRAMES_VARIABLE, value_name = "auto|on|off", default_value_t)]
+    pub(super) frames: Frames,
     #[command(flatten)]
     pub(super) trust: Trust,
 }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use bluebridge::{Client, EndpointConfig, JoinError, JoinOptions, NodeId, ServiceStart, Space};
 use bluebridge_northbound::MemoryNodeStatus;
 use bluebridge_northbound::environment::{
-    CONTROLLER_VARIABLE, INTERFACE_VARIABLE, NAME_VARIABLE, SPACE_VARIABLE, SWITCH_PORT_VARIABLE,
-    SwitchPort, parse_controller,
+    CONTROLLER_VARIABLE, FRAMES_VARIABLE, INTERFACE_VARIABLE, NAME_VARIABLE, SPACE_VARIABLE,
+    SWITCH_PORT_VARIABLE, SwitchPort, parse_controller,
 };
 use bluebridge_rack::RackError;
 use bluebridge_rack::access;
@@ -22,7 +22,7 @@ use bluebridge_rack::process::holder_of_udp_port;
 use bluebridge_rack::spec::{Node, RackName};
 use bluebridge_rack::state::{RackState, StateError, StateRoot};
 use bluebridge_transport::OpenError;
-use bluebridge_transport::udp::UdpTransport;
+use bluebridge_transport::udp::{Frames, UdpTransport};
 use bluebridge_wire::UDP_PORT;
 use clap::Args;
 use tonic::transport::ClientTlsConfig;
@@ -66,6 +66,10 @@ pub(super) struct Member {
     /// The space (tenant) to join
     #[arg(long, env = SPACE_VARIABLE, value_name = "N", default_value_t = 1)]
     space: u16,
+    /// Send datagrams as frames, past the host's routes: takes half the time, and needs CAP_NET_RAW. With `auto` the
+    /// UDP socket sends where that is not possible
+    #[arg(long, env = FRAMES_VARIABLE, value_name = "auto|on|off", default_value_t)]
+    frames: Frames,
     #[command(flatten)]
     trust: Trust,
     /// Time limit of the join and of each operation, such as 500ms or 5s
@@ -110,6 +114,7 @@ pub(super) struct Identity {
     pub(super) switch_port: SwitchPort,
     pub(super) controller: SocketAddr,
     pub(super) space: Space,
+    pub(super) frames: Frames,
     pub(super) tls: Option<ClientTlsConfig>,
 }
 
@@ -202,7 +207,8 @@ impl Member {
             return Err(UsageError(format!("an endpoint also needs {missing}")).into());
         };
         let tls = self.trust.config(controller)?;
-        Ok(Identity { name, interface, switch_port, controller, space: Space(self.space), tls })
+        let (space, frames) = (Space(self.space), self.frames);
+        Ok(Identity { name, interface, switch_port, controller, space, frames, tls })
     }
 
     fn enter_rack(&self) -> anyhow::Result<Identity> {
@@ -218,7 +224,7 @@ impl Member {
         let tls = self.trust.config(identity.controller)?;
         access::join(&state)?;
         access::namespace(&state, node)?.move_caller_in().map_err(RackError::from)?;
-        Ok(Identity { tls, ..identity })
+        Ok(Identity { frames: self.frames, tls, ..identity })
     }
 }
 
@@ -234,6 +240,7 @@ pub(super) fn identity_in(state: &RackState, node: Node, space: Space) -> anyhow
         switch_port: port.number.into(),
         controller: layout.controller().into(),
         space,
+        frames: Frames::default(),
         tls: None,
     })
 }
@@ -281,6 +288,7 @@ fn join_when_free(
         .switch(&identity.switch_port.switch)
         .switch_port(identity.switch_port.number);
     options.membership.join_deadline = deadline;
+    options.carrier.frames = identity.frames;
     take_port(&mut options);
     options.behaviour =
         EndpointConfig { deadline, spin, ..EndpointConfig::new(identity.space, NodeId::ANY, 0) };

@@ -127,6 +127,10 @@ pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
     }
     let cancel = interrupt::watch().context("cannot watch for signals")?;
     let carriers = open_carriers(&options)?;
+    match carriers.first().map(UdpTransport::frames_refusal) {
+        Some(Some(reason)) => tracing::info!(%reason, "the UDP socket sends all datagrams"),
+        Some(None) | None => tracing::info!("datagrams are sent as frames"),
+    }
     // The memory comes first: the rack must not send requests to a server without memory.
     let mut refusal = probe_direct_reads(&options);
     if options.direct_reads == DirectChoice::On
@@ -221,6 +225,7 @@ fn open_carriers(options: &MemoryServer) -> anyhow::Result<Vec<UdpTransport>> {
         port: UDP_PORT,
         device: Some(options.endpoint.interface.clone()),
         filter: Some(FABRIC),
+        frames: options.endpoint.frames,
         ..UdpConfig::default()
     };
     let opened = if options.shards == 1 {

@@ -5,8 +5,8 @@ use std::{env, ffi::OsString};
 use bluebridge_northbound::{
     Attachment, Options,
     environment::{
-        CONTROLLER_VARIABLE, EnvironmentError, INTERFACE_VARIABLE, NAME_VARIABLE, SPACE_VARIABLE,
-        SWITCH_PORT_VARIABLE, SwitchPort, TLS_ROOT_VARIABLE,
+        CONTROLLER_VARIABLE, EnvironmentError, FRAMES_VARIABLE, INTERFACE_VARIABLE, NAME_VARIABLE,
+        SPACE_VARIABLE, SWITCH_PORT_VARIABLE, SwitchPort, TLS_ROOT_VARIABLE,
     },
 };
 use bluebridge_transport::udp::{UdpConfig, UdpTransport};
@@ -134,7 +134,8 @@ impl JoinOptions {
 
     /// Options from the environment: `BLUEBRIDGE_NAME`, `BLUEBRIDGE_INTERFACE`, `BLUEBRIDGE_SWITCH_PORT`
     /// (`3` or `p3`, or `tor1/3` if there are several switches), `BLUEBRIDGE_CONTROLLER` (with or without `http://`), and, if it is not 1,
-    /// `BLUEBRIDGE_SPACE`.
+    /// `BLUEBRIDGE_SPACE`; `BLUEBRIDGE_FRAMES` (`auto`, `on` or `off`) says whether datagrams are sent as frames
+    /// ([`Frames`](crate::transport::udp::Frames)).
     ///
     /// Joining is by TLS if `BLUEBRIDGE_TLS_ROOT` names the controller's root, with
     /// `BLUEBRIDGE_TLS_NAME`, `BLUEBRIDGE_TLS_CERTIFICATE` and `BLUEBRIDGE_TLS_KEY` as the command line
@@ -178,6 +179,10 @@ impl JoinOptions {
             let number = number
                 .map_err(|_| wrong(SPACE_VARIABLE, format!("{space:?} is no number of a space")))?;
             options = options.space(number);
+        }
+        if let Some(frames) = optional(FRAMES_VARIABLE)? {
+            options.carrier.frames =
+                frames.parse().map_err(|reason| wrong(FRAMES_VARIABLE, reason))?;
         }
         if let Some(root) = optional(TLS_ROOT_VARIABLE)? {
             options.trust(&root, &optional)?;

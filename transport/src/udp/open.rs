@@ -8,9 +8,9 @@ use ipnet::Ipv6Net;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{
-    Capabilities, Counters, HEADER_BYTES, Joining, LARGEST_PAYLOAD_BYTES, Many,
-    RECEIVED_SEGMENT_COUNT, Receiver, Sender, TRAIN_BYTES, TRAIN_SEGMENT_COUNT, UdpConfig,
-    UdpTransport, sys,
+    Capabilities, Counters, FrameCarrier, Frames, HEADER_BYTES, Joining, LARGEST_PAYLOAD_BYTES,
+    Many, NoFrames, RECEIVED_SEGMENT_COUNT, Receiver, Sender, TRAIN_BYTES, TRAIN_SEGMENT_COUNT,
+    UdpConfig, UdpTransport, sys,
 };
 use crate::{OpenError, Timestamp};
 
@@ -82,6 +82,12 @@ impl UdpTransport {
         let receive_buffer_bytes =
             socket.recv_buffer_size().map_err(|error| option("SO_RCVBUF", error))?;
 
+        let frames = match frames(config, local_port) {
+            Err(refusal) if config.frames == Frames::Required => {
+                return Err(OpenError::Frames(refusal));
+            }
+            frames => frames,
+        };
         let send_batch_count = config.send_batch_count.clamp(1, BATCH_LIMIT);
         let receive_batch_count = config.receive_batch_count.clamp(1, BATCH_LIMIT);
         Ok(Self {
@@ -104,6 +110,7 @@ impl UdpTransport {
                 config.interface_index.unwrap_or(0),
                 config.address,
             ),
+            frames,
             trains: Vec::with_capacity(send_batch_count),
             receiver: Receiver::new(receive_batch_count),
             arrivals: Vec::with_capacity(receive_batch_count * RECEIVED_SEGMENT_COUNT),
@@ -114,6 +121,14 @@ impl UdpTransport {
             expect_many: false,
             many: Many::default(),
         })
+    }
+
+    /// Why datagrams are not sent as frames at present; `None` if they are.
+    pub fn frames_refusal(&self) -> Option<&NoFrames> {
+        match &self.frames {
+            Ok(frames) => frames.refusal(),
+            Err(refusal) => Some(refusal),
+        }
     }
 
     /// The prefix outside which datagrams are dropped, with its host bits cleared.
@@ -180,17 +195,37 @@ fn set_sizes(socket: &Socket, config: &UdpConfig) -> Result<(), OpenError> {
         sys::set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, receive)
             .map_err(|error| option("SO_RCVBUF", error))?;
     }
-    let send = size(config.send_buffer_bytes);
-    if sys::set_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, send).is_err() {
-        sys::set_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUF, send)
-            .map_err(|error| option("SO_SNDBUF", error))?;
-    }
+    set_send_buffer(socket, config.send_buffer_bytes)
+        .map_err(|error| option("SO_SNDBUF", error))?;
     if let Some(time) = config.busy_poll {
         let micros = c_int::try_from(time.as_micros()).unwrap_or(c_int::MAX);
         sys::set_option(socket, libc::SOL_SOCKET, libc::SO_BUSY_POLL, micros)
             .map_err(|error| option("SO_BUSY_POLL", error))?;
     }
     Ok(())
+}
+
+pub(super) fn set_send_buffer(socket: &Socket, bytes: usize) -> io::Result<()> {
+    let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
+    // Without the privilege for FORCE the system gives as much as its limit allows.
+    sys::set_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes)
+        .or_else(|_| sys::set_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUF, bytes))
+}
+
+/// The carrier of frames, if one is wanted and possible.
+fn frames(config: &UdpConfig, port: u16) -> Result<FrameCarrier, NoFrames> {
+    if config.frames == Frames::Off {
+        return Err(NoFrames::Off);
+    }
+    let (Some(device), Some(prefix), None) =
+        (&config.device, config.filter, config.interface_index)
+    else {
+        return Err(NoFrames::NoPrefix);
+    };
+    let batch_count = config.send_batch_count.clamp(1, BATCH_LIMIT);
+    let prefix = prefix.trunc();
+    let carrier = FrameCarrier::open(device, prefix, port, batch_count, config.send_buffer_bytes)?;
+    if config.frames == Frames::Required { carrier.ready() } else { Ok(carrier) }
 }
 
 fn largest_payload_bytes(socket: &Socket, config: &UdpConfig) -> Result<usize, OpenError> {

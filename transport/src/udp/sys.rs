@@ -2,7 +2,9 @@
 //!
 //! [`Receiver`] and [`Sender`] own every header, slice and control buffer that a batch needs. Their pointers are
 //! derived again from live borrows for each call, and nothing reads them between calls.
-#![allow(unsafe_code, reason = "the only file with the system calls that safe crates do not cover")]
+#![allow(unsafe_code, reason = "the system calls that safe crates do not cover are here only")]
+
+pub(super) mod frames;
 
 use core::ffi::c_int;
 use core::mem::{offset_of, size_of, take, zeroed};
@@ -463,6 +465,14 @@ pub(crate) fn interface_mac(socket: impl AsFd, name: &str) -> io::Result<[u8; 6]
         *byte = character.cast_unsigned();
     }
     Ok(mac)
+}
+
+/// Whether the interface called `name` is an Ethernet.
+pub(super) fn is_ethernet(socket: impl AsFd, name: &str) -> io::Result<bool> {
+    let request = ask_interface(socket, name, libc::SIOCGIFHWADDR as _)?;
+    // SAFETY: SIOCGIFHWADDR has set this member of the union, and any bytes are a valid sockaddr.
+    let address = unsafe { request.ifr_ifru.ifru_hwaddr };
+    Ok(address.sa_family == libc::ARPHRD_ETHER)
 }
 
 fn ask_interface(socket: impl AsFd, name: &str, what: libc::Ioctl) -> io::Result<libc::ifreq> {

@@ -1,5 +1,7 @@
 //! The UDP carrier where the whole fabric prefix is local: every pointer is an address.
 
+mod frames;
+
 use core::time::Duration;
 use std::net::{Ipv6Addr, SocketAddrV6};
 
