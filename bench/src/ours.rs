@@ -61,6 +61,7 @@ pub struct Ours<T: Transport> {
     data: Vec<u8>,
     /// Whether READs are those that only the server's process answers.
     is_by_server: bool,
+    name: String,
 }
 
 impl<T: Transport> Ours<T> {
@@ -85,14 +86,22 @@ impl<T: Transport> Ours<T> {
             }
             Operation::Create | Operation::Delete => None,
         };
-        Ok(Self { client, operation, server, bytes, region, data, is_by_server: false })
+        let name = operation.name().to_owned();
+        Ok(Self { client, operation, server, bytes, region, data, is_by_server: false, name })
     }
 
     /// READs that accept stale data: the kernel never answers them, and without leases the server's
     /// process does for them what it does for all READs.
     #[must_use]
     pub fn by_server(self) -> Self {
-        Self { is_by_server: true, ..self }
+        Self { is_by_server: true, ..self }.called("by the server")
+    }
+
+    /// Says in its name how it differs from others.
+    #[must_use]
+    pub fn called(self, how: &str) -> Self {
+        let name = format!("{}, {how}", self.operation.name());
+        Self { name, ..self }
     }
 
     /// Frees the memory and returns the client.
@@ -125,7 +134,7 @@ impl<T: Transport> Ours<T> {
 
 impl<T: Transport> Contestant for Ours<T> {
     fn name(&self) -> &str {
-        if self.is_by_server { "READ, by the server" } else { self.operation.name() }
+        &self.name
     }
 
     fn prepare(&mut self) -> Result<(), String> {

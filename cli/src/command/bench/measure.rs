@@ -15,17 +15,19 @@ use bluebridge_bench::placement::Probe;
 use bluebridge_bench::summary::median;
 use bluebridge_bench::turns::Turns;
 use bluebridge_bench::{flood, pin};
+use bluebridge_northbound::environment::FRAMES_VARIABLE;
 use bluebridge_northbound::{Attachment, Carrier, Membership, Registration, Role};
 use bluebridge_rack::controller_report::DirectReadsReport;
 use bluebridge_rack::layout::ENDPOINT_INTERFACE;
 use bluebridge_rack::network::host::FABRIC;
 use bluebridge_rack::{Rack, status};
 use bluebridge_transport::interface::Interface;
-use bluebridge_transport::udp::{UdpConfig, UdpTransport};
+use bluebridge_transport::udp::{Frames, UdpConfig, UdpTransport};
 use bluebridge_wire::{EndpointAddress, Space, address::PAGE_BYTES};
 use serde::Serialize;
 
 use super::{CLIENT, CLIENT_CORE, SERVER, SERVER_CORE};
+use crate::exit::UsageError;
 
 /// The port of the echo servers, on the same machine as the memory server.
 const ECHO_PORT: u16 = 7777;
@@ -46,9 +48,11 @@ const PIPELINED_PAGES: usize = 64;
 const OURS: usize = 0;
 const UNCONNECTED: usize = 1;
 const CONNECTED: usize = 2;
+/// Sent by the UDP socket, by the host's routes.
+const BY_ROUTES: usize = 3;
 /// Only if READs are measured.
-const BY_SERVER: usize = 3;
-const FLOOD: usize = 4;
+const BY_SERVER: usize = 4;
+const FLOOD: usize = 5;
 
 /// The subject of a measurement.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +72,10 @@ pub(super) struct Report {
     pub(super) ratio: f64,
     /// Our p50 divided by that of a connected one.
     pub(super) ratio_connected: f64,
+    /// Our p50 divided by that of the same operation whose requests the UDP socket sends.
+    pub(super) ratio_by_routes: f64,
+    /// Why our requests are not sent as frames, but by the UDP socket; null if they are.
+    pub(super) frames_refusal: Option<String>,
     /// Our p50 divided by that of READs that only the server's process answers.
     pub(super) ratio_by_server: Option<f64>,
     /// READs that the kernel answered, and that it passed on, since the rack was built; or why it answers none.
@@ -114,7 +122,7 @@ impl Endpoints {
     }
 
     /// A client with at most `outstanding` operations in flight.
-    fn client(&self, outstanding: u16) -> anyhow::Result<Client<UdpTransport>> {
+    fn client(&self, outstanding: u16, frames: Frames) -> anyhow::Result<Client<UdpTransport>> {
         let assignment = self.membership.assignment();
         let mut config =
             EndpointConfig::new(assignment.space, assignment.node, assignment.incarnation);
@@ -125,6 +133,7 @@ impl Endpoints {
             address: Some(config.address()),
             device: Some(ENDPOINT_INTERFACE.to_owned()),
             filter: Some(FABRIC),
+            frames,
             ..UdpConfig::default()
         };
         Ok(Client::open(config, UdpTransport::open(&carrier)?))
@@ -211,25 +220,28 @@ fn measure(
     pin(CLIENT_CORE).context("cannot pin the client")?;
     let sizes = plan.operation.sizes(plan.bytes);
     let to = endpoints.echo_server();
-    let mut ours = Ours::new(endpoints.client(64)?, plan.operation, endpoints.server, plan.bytes)
-        .map_err(|error| anyhow!(error))?;
+    let contestant = |frames| -> anyhow::Result<_> {
+        let client = endpoints.client(64, frames)?;
+        let refusal = client.transport().frames_refusal().map(ToString::to_string);
+        let ours = Ours::new(client, plan.operation, endpoints.server, plan.bytes);
+        Ok((ours.map_err(|error| anyhow!(error))?, refusal))
+    };
+    let frames = frames_of_environment()?;
+    let (mut ours, frames_refusal) = contestant(frames)?;
+    let mut by_routes = contestant(Frames::Off)?.0.called("by routes");
     let mut unconnected = Echo::unconnected(endpoints.echo_socket()?, to, sizes);
     let mut connected = Echo::connected(endpoints.echo_socket()?, to, sizes)?;
     let mut by_server = match plan.operation {
-        Operation::Read => {
-            let ours =
-                Ours::new(endpoints.client(64)?, plan.operation, endpoints.server, plan.bytes);
-            Some(ours.map_err(|error| anyhow!(error))?.by_server())
-        }
+        Operation::Read => Some(contestant(frames)?.0.by_server()),
         Operation::Create | Operation::Delete | Operation::Write => None,
     };
     let mut contestants: Vec<&mut dyn Contestant> =
-        vec![&mut ours, &mut unconnected, &mut connected];
+        vec![&mut ours, &mut unconnected, &mut connected, &mut by_routes];
     contestants.extend(by_server.as_mut().map(|ours| -> &mut dyn Contestant { ours }));
     let latency = contest::run(&mut contestants, plan.length, turns, probe)
         .map_err(|error| anyhow!(error))?;
     turns.give(OURS);
-    for ours in [Some(ours), by_server].into_iter().flatten() {
+    for ours in [Some(ours), Some(by_routes), by_server].into_iter().flatten() {
         let closed = ours.finish().map_err(|error| anyhow!(error))?.close();
         closed.context("cannot close the sessions")?;
     }
@@ -241,11 +253,24 @@ fn measure(
         bytes: plan.bytes,
         ratio: latency.ratio(OURS, UNCONNECTED),
         ratio_connected: latency.ratio(OURS, CONNECTED),
+        ratio_by_routes: latency.ratio(OURS, BY_ROUTES),
+        frames_refusal,
         ratio_by_server: (latency.scores.len() > BY_SERVER).then(|| latency.ratio(OURS, BY_SERVER)),
         direct_reads: None,
         latency,
         pipelined,
     })
+}
+
+/// What the servers, whom this process started, do too.
+fn frames_of_environment() -> anyhow::Result<Frames> {
+    let chosen = std::env::var(FRAMES_VARIABLE).unwrap_or_default();
+    match chosen.as_str() {
+        "" => Ok(Frames::default()),
+        chosen => chosen
+            .parse()
+            .map_err(|reason| UsageError(format!("{FRAMES_VARIABLE}: {reason}")).into()),
+    }
 }
 
 fn depths(endpoints: &Endpoints, plan: Plan, turns: &Turns) -> anyhow::Result<Vec<Pipelined>> {
@@ -264,7 +289,7 @@ fn depth(
     let sizes = plan.operation.sizes(plan.bytes);
     let bare_socket = endpoints.echo_socket()?;
     turns.give(OURS);
-    let mut client = endpoints.client(outstanding)?;
+    let mut client = endpoints.client(outstanding, frames_of_environment()?)?;
     let bytes = (PIPELINED_PAGES * PAGE_BYTES) as u64;
     let region = client.create_at(bytes, Placement::Node(endpoints.server))?;
     let (mut ours, mut bare, mut ratios) = (Vec::new(), Vec::new(), Vec::new());

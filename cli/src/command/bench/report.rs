@@ -59,6 +59,12 @@ fn latency(report: &Report) -> anyhow::Result<()> {
         "ratio {:.3} to the echo, {:.3} to a connected one; hand-over between cores {nearest:.2} to {farthest:.2} us\n",
         report.ratio, report.ratio_connected
     ))?;
+    let how = match &report.frames_refusal {
+        Some(refusal) => format!("requests were sent by the UDP socket: {refusal}"),
+        None => "requests were sent as frames".to_owned(),
+    };
+    let ratio = report.ratio_by_routes;
+    output::prose(&format!("{how}; ratio {ratio:.3} to requests through the UDP socket\n"))?;
     if let Some(ratio) = report.ratio_by_server {
         let how = match &report.direct_reads {
             Some(DirectReadsReport { refusal: Some(refusal), .. }) => {
