@@ -172,7 +172,7 @@ impl CargoTool {
     }
 
     /// Builds it below the target directory if there is none, so that nothing of the user's changes.
-    /// Unoptimized, because it waits most of the time and builds in half the time.
+    /// Unoptimized and without debug information, because it waits most of the time and builds in half the time.
     pub(crate) fn install(&self) -> Result<(), Failure> {
         if self.run().arg("--version").succeeds() {
             return Ok(());
@@ -186,6 +186,7 @@ impl CargoTool {
             .arg(target_directory().join("tools"))
             .arg("--target-dir")
             .arg(&build)
+            .env("CARGO_PROFILE_DEV_DEBUG", "0")
             .go()?;
         fs::remove_dir_all(build)
             .map_err(|error| Failure::new(format!("cannot remove what building left: {error}")))
