@@ -2,9 +2,10 @@
  *
  * Answers READs on the server's interface, before the server sees them.
  *
- * The program only answers what the server would answer OK with one datagram. Everything else it
- * passes on unchanged, so no refusal has a second implementation. The checks are those of
- * docs/protocol.md, section 7, in the order that costs least.
+ * The program only answers what the server would answer OK: a part of a page with one datagram, and
+ * whole pages of a line with one each. Everything else it passes on unchanged, so no refusal has a
+ * second implementation. The checks are those of docs/protocol.md, section 7, in the order that costs
+ * least.
  */
 #include "shared.h"
 
@@ -28,6 +29,7 @@ enum {
 	FRAME_BYTES = ETHERNET_BYTES + 40 + UDP_BYTES + HEADER_BYTES,
 	/* Bytes of one call of bpf_csum_diff: more are refused before Linux 6.13. */
 	SUM_BYTES = 512,
+	LINE_PAGES = 8,
 	ENDPOINT_BIT = 63,
 };
 
@@ -62,6 +64,8 @@ struct frame {
 
 struct scratch {
 	u8 bytes[PAGE_BYTES + 8];
+	/* A request of several pages, as it came. */
+	struct frame request;
 };
 
 volatile const struct places places;
@@ -279,7 +283,7 @@ INLINE void turn_around(struct frame *f, u32 length, u64 version, const struct s
 	f->destination[0] = f->source[0];
 	f->destination[1] = f->source[1];
 	/* The tag is the status, OK. */
-	f->source[0] = be64((be64(source) & ~0xffULL) | REPLY << 8);
+	f->source[0] = be64((be64(source) & ~(0xffULL | HOME << 8)) | REPLY << 8);
 	f->source[1] = location;
 	f->flow = be32(6U << 28);
 	f->hop_limit = HOP_LIMIT;
@@ -304,12 +308,118 @@ INLINE int give_back(struct __sk_buff *skb, enum counter reason)
 	return pass(reason);
 }
 
+/* Also what an earlier page's answer put in its place. */
+INLINE int give_all_back(struct __sk_buff *skb, const struct frame *request, enum counter reason)
+{
+	if (skb_store_bytes(skb, 0, (const u8 *)request + 2, FRAME_BYTES, 0))
+		return TCX_DROP;
+	return give_back(skb, reason);
+}
+
+/* The CRC of a header, `crc` so far, that a page with this CRC follows: of both it is that of the
+ * header, as if zeros followed, and that of the page. */
+INLINE u32 with_page(u32 crc, u32 of_page)
+{
+	crc = ~crc;
+	return crc_tables.page[0][crc & 255] ^ crc_tables.page[1][crc >> 8 & 255] ^
+	       crc_tables.page[2][crc >> 16 & 255] ^ crc_tables.page[3][crc >> 24] ^ of_page;
+}
+
+struct line {
+	/* Of the shard's records, of the first page, and its number. */
+	u32 states, first_value, page;
+	u32 count;
+	u16 takes_pages;
+	u16 is_partial;
+	const struct shared_shard *shard;
+};
+
+/*
+ * Answers a READ of whole pages with a datagram for each: clones, and at last the packet itself.
+ *
+ * Each page is of one version, as if each had been read alone: that is all that READ promises. If a
+ * page changes when others have been sent, the server answers all of them again. The requester joins
+ * the pieces of a page by its version.
+ */
+INLINE int answer_line(struct __sk_buff *skb, struct frame *f, struct scratch *scratch,
+		       const struct line *line)
+{
+	u64 sequence, known;
+	u32 crc_of_page;
+	struct frame *request = &scratch->request;
+	struct page_record *record;
+	u8 *value;
+	u16 sum;
+
+	*request = *f;
+	/* Nothing is sent if one of them cannot be read. */
+	for (u32 i = 0; i < LINE_PAGES; i++) {
+		if (i >= line->count)
+			break;
+		record = record_at(line->states, line->page + i);
+		if (!record)
+			return pass(PASSED_FORM);
+		if (LOAD(record->sequence) & 1)
+			return pass(PASSED_CHANGE);
+		if (!is_readable(record, line->states, line->page + i, request))
+			return pass(PASSED_PAGE);
+	}
+	if (skb_change_tail(skb, FRAME_BYTES + PAGE_BYTES, 0))
+		return pass(PASSED_SEND);
+	turn_around(f, PAGE_BYTES, 0, line->shard, line->takes_pages);
+	for (u32 i = 0; i < LINE_PAGES; i++) {
+		if (i >= line->count)
+			break;
+		record = record_at(line->states, line->page + i);
+		value = value_at(line->first_value + i);
+		if (!record || !value)
+			return give_all_back(skb, request, PASSED_FORM);
+		sequence = LOAD(record->sequence);
+		known = LOAD(record->checksum);
+		if (sequence & 1)
+			return give_all_back(skb, request, PASSED_CHANGE);
+		/* Again, for this version. */
+		if (!is_readable(record, line->states, line->page + i, request))
+			return give_all_back(skb, request, PASSED_PAGE);
+		crc_of_page = known;
+		if ((u32)(known >> 32) != (u32)sequence) {
+			if (probe_read_kernel(scratch->bytes, PAGE_BYTES, value))
+				return give_all_back(skb, request, PASSED_PAGE);
+			value = scratch->bytes;
+			crc_of_page = ~crc_of_bytes(~0U, value, PAGE_BYTES);
+		}
+		if (skb_store_bytes(skb, FRAME_BYTES, value, PAGE_BYTES, 0))
+			return give_all_back(skb, request, PASSED_SEND);
+		f->header.offset = be16(i * PAGE_BYTES);
+		f->header.page_version = be64(sequence / 2);
+		f->header.crc = be32(with_page(crc_of_header(f), crc_of_page));
+		f->udp_sum = 0;
+		sum = pseudo_sum(f);
+		if (!line->is_partial) {
+			sum = ~bytes_sum(value, PAGE_BYTES, header_sum(f, sum));
+			sum = sum ? sum : 0xffff;
+		}
+		f->udp_sum = sum;
+		if (LOAD(record->sequence) != sequence)
+			return give_all_back(skb, request, PASSED_CHANGE);
+		if (value == scratch->bytes)
+			STORE(record->checksum, (sequence << 32) | crc_of_page);
+		if (skb_store_bytes(skb, 0, (u8 *)f + 2, FRAME_BYTES, 0))
+			return give_all_back(skb, request, PASSED_SEND);
+		if (i + 1 < line->count && clone_redirect(skb, skb->ifindex, 0))
+			return give_all_back(skb, request, PASSED_SEND);
+	}
+	pass(ANSWERED);
+	return places.to_peer ? redirect_peer(skb->ifindex, 0) : redirect_to(skb->ifindex, 0);
+}
+
 SEC("classifier")
 int answer_read(struct __sk_buff *skb)
 {
 	struct frame f = {};
 	struct header *h = &f.header;
-	u32 slot, zero = 0, number, page, start, length, states, crc, expected, crc_of_data = 0;
+	u32 slot, zero = 0, number, page, start, length, piece, states, crc, expected;
+	u32 crc_of_data = 0;
 	u64 now, location, sequence, known;
 	struct shared_session *session;
 	struct shared_shard *shard;
@@ -317,7 +427,7 @@ int answer_read(struct __sk_buff *skb)
 	struct scratch *scratch;
 	const u8 *bytes, *from;
 	u16 sum, piece_bytes, takes_pages;
-	int is_whole, is_partial;
+	int is_whole, is_partial, is_line;
 	u8 *value;
 
 	/* The cheapest check first: most other frames have another length. */
@@ -336,13 +446,20 @@ int answer_read(struct __sk_buff *skb)
 	location = be64(f.destination[1]);
 	length = be32(h->length);
 	start = location & (PAGE_BYTES - 1);
-	if (be64(f.destination[0]) >> 8 & HOME || !is_plain(h, &f) || location >> ENDPOINT_BIT || length - 1 >= PAGE_BYTES ||
-	    start + length > PAGE_BYTES)
+	if (!is_plain(h, &f) || location >> ENDPOINT_BIT || length == 0)
 		return pass(PASSED_FORM);
+	/* Requests of several pages have the bit, and those of one page only if they are repetitions. */
+	is_line = (be64(f.destination[0]) >> 8 & HOME) != 0;
+	if (is_line && (start || length % PAGE_BYTES || length <= PAGE_BYTES ||
+			(location >> PAGE_SHIFT) % LINE_PAGES + length / PAGE_BYTES > LINE_PAGES))
+		return pass(PASSED_FORM);
+	if (!is_line && (length > PAGE_BYTES || start + length > PAGE_BYTES))
+		return pass(PASSED_FORM);
+	piece = is_line ? PAGE_BYTES : length;
 	number = location >> SHARD_SHIFT & 0xff;
 	page = (location & ((1ULL << SHARD_SHIFT) - 1)) >> PAGE_SHIFT;
 	if (number >= places.shard_count || page >= places.shard_pages ||
-	    FRAME_BYTES - ETHERNET_BYTES + length > places.mtu)
+	    FRAME_BYTES - ETHERNET_BYTES + piece > places.mtu)
 		return pass(PASSED_FORM);
 
 	expected = h->crc;
@@ -375,7 +492,7 @@ int answer_read(struct __sk_buff *skb)
 		return pass(PASSED_SESSION);
 	piece_bytes = session->piece_bytes;
 	takes_pages = session->takes_pages;
-	if (length > piece_bytes)
+	if (piece > piece_bytes)
 		return pass(PASSED_FORM);
 
 	states = places.states + number * places.stride;
@@ -384,6 +501,21 @@ int answer_read(struct __sk_buff *skb)
 	scratch = map_lookup(&scratches, &zero);
 	if (!record || !value || !scratch)
 		return pass(PASSED_FORM);
+	if (is_line) {
+		struct line line = {
+			.states = states,
+			.first_value = places.pages + number * places.shard_pages + page,
+			.page = page,
+			.count = length / PAGE_BYTES,
+			.takes_pages = takes_pages,
+			.is_partial = is_partial,
+			.shard = shard,
+		};
+
+		if (page + line.count > places.shard_pages)
+			return pass(PASSED_FORM);
+		return answer_line(skb, &f, scratch, &line);
+	}
 	sequence = LOAD(record->sequence);
 	if (sequence & 1)
 		return pass(PASSED_CHANGE);
@@ -417,15 +549,7 @@ int answer_read(struct __sk_buff *skb)
 		return give_back(skb, PASSED_SEND);
 	turn_around(&f, length, sequence / 2, shard, takes_pages);
 	crc = crc_of_header(&f);
-	if (is_whole) {
-		/* The CRC of both is that of the header, as if zeros followed, and that of the page. */
-		crc = ~crc;
-		crc = crc_tables.page[0][crc & 255] ^ crc_tables.page[1][crc >> 8 & 255] ^
-		      crc_tables.page[2][crc >> 16 & 255] ^ crc_tables.page[3][crc >> 24] ^
-		      crc_of_data;
-	} else {
-		crc = ~crc_of_bytes(crc, bytes, length);
-	}
+	crc = is_whole ? with_page(crc, crc_of_data) : ~crc_of_bytes(crc, bytes, length);
 	h->crc = be32(crc);
 	f.udp_sum = 0;
 	sum = pseudo_sum(&f);

@@ -59,7 +59,7 @@ struct shared_shard {
 /* READs of a processor: answered, and passed on by reason. */
 enum counter {
 	ANSWERED,
-	PASSED_FORM,	/* several datagrams, options, a repetition, ... */
+	PASSED_FORM,	/* several pieces of a page, options, a repetition, ... */
 	PASSED_CLOSED,	/* the server does not serve, or under another epoch */
 	PASSED_SESSION, /* unknown, or it executes a request */
 	PASSED_PAGE,	/* leased, not written, not confirmed, or not to be read by this pointer */

@@ -299,7 +299,7 @@ fn begin_direct_reads(
         DirectReads::begin(&memory, config.node, config.incarnation, interface?)
     });
     match &direct {
-        Ok(_) => tracing::info!("the kernel answers READs of single pages"),
+        Ok(_) => tracing::info!("the kernel answers READs"),
         Err(reason) => tracing::info!(%reason, "this process answers all READs"),
     }
     direct

@@ -68,7 +68,7 @@ pub(super) struct MemoryServer {
     /// Drop what the arena's file holds, and begin empty. Needs --arena-file, except under systemd
     #[arg(long)]
     fresh: bool,
-    /// Let the kernel answer READs of single pages before they reach this process. It needs root, Linux 6.6 and
+    /// Let the kernel answer READs of whole pages, and of a part of one, before they reach this process. It needs root, Linux 6.6 and
     /// --arena-file. With `auto` the server tells why it cannot, and answers them itself
     #[arg(long, value_enum, default_value_t = DirectChoice::Auto)]
     direct_reads: DirectChoice,

@@ -54,7 +54,7 @@ impl SharedPart {
 pub struct ReadCounts {
     /// Answered by the kernel.
     pub answered: u64,
-    /// Passed on, because one datagram of the plain form does not answer them: several pages, repetitions, options.
+    /// Passed on, because a datagram of the plain form for each page does not answer them: several pieces of a page, repetitions, options.
     pub passed_form: u64,
     /// Passed on while the server did not serve.
     pub passed_closed: u64,

@@ -85,6 +85,7 @@ fn linux_6_12_answers_reads_as_the_server_does() {
     let tests = [
         "direct::tests::root::a_kernel_answers_or_says_what_it_lacks",
         "direct::tests::root::what_the_kernel_answers_is_what_the_responder_answers",
+        "direct::tests::root::whole_pages_of_a_line_are_answered_as_the_responder_answers",
         "direct::tests::root::a_sum_that_the_device_completes_stays_so",
         "direct::tests::root::pages_that_may_not_be_read_are_for_the_server",
         "direct::tests::root::a_map_outlives_its_process_and_is_dropped_with_its_file",

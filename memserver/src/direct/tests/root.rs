@@ -3,8 +3,9 @@
 
 use std::{
     collections::BTreeSet,
-    fs, hint,
+    fs, hint, iter,
     net::Ipv6Addr,
+    num::NonZeroU32,
     ops::ControlFlow,
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
@@ -22,16 +23,19 @@ use bluebridge_protocol::{
     responder::{Config, Responder},
     store::{Access, Grant, PageStore},
 };
-use bluebridge_testkit::{UdpFrame, namespace::in_thread, require_root};
+use bluebridge_testkit::{UdpFrame, ip, namespace::in_thread, require_root};
 use bluebridge_wire::{
     ArenaGeneration, Command, Datagram, EndpointAddress, Flags, Header, HeaderView, Location,
     NodeId, Pointer, Space, Status, UDP_PORT,
-    address::{Fields, PAGE_BYTES},
+    address::{Fields, LINE_PAGES, PAGE_BYTES},
     header::HEADER_BYTES,
     seal,
 };
 use rand::{Rng, RngCore, SeedableRng, rngs::StdRng};
-use rustix::time::{ClockId, clock_gettime};
+use rustix::{
+    net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, recv, socket_with},
+    time::{ClockId, clock_gettime},
+};
 
 use super::super::{
     map,
@@ -186,10 +190,19 @@ impl Rig {
 
     /// What the responder sends first; as a frame.
     fn respond(&mut self, frame: &[u8]) -> Option<Vec<u8>> {
+        self.respond_all(frame).into_iter().next()
+    }
+
+    /// All that the responder sends, as frames.
+    fn respond_all(&mut self, frame: &[u8]) -> Vec<Vec<u8>> {
         let (source, destination, payload) = parts(frame);
-        let datagram = Datagram::parse(source, destination, payload).ok()?;
+        let Ok(datagram) = Datagram::parse(source, destination, payload) else { return Vec::new() };
         let handled = self.responder.handle_datagram(now(), PORT, &datagram, &mut self.arena);
         handled.expect("nothing waits");
+        iter::from_fn(|| self.next_reply()).collect()
+    }
+
+    fn next_reply(&mut self) -> Option<Vec<u8>> {
         let reply = self.responder.poll_transmit(&self.arena)?;
         let payload = [reply.head, reply.data].concat();
         let bytes = UdpFrame {
@@ -337,6 +350,202 @@ fn what_the_kernel_answers_is_what_the_responder_answers() {
         }
     }
     assert!(rig.memory.counters.counts().answered >= 500);
+}
+
+/// What arrives at the loopback interface, where programs that run without an interface send.
+struct Clones(OwnedFd);
+
+impl Clones {
+    /// In a network namespace of its own.
+    fn new() -> Self {
+        ip("link set lo mtu 9000 up");
+        let every_ipv6 = NonZeroU32::new(u32::from(0x86dd_u16.to_be())).map(Protocol::from_raw);
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, every_ipv6);
+        Self(socket.expect("the namespace is ours"))
+    }
+
+    fn take(&self) -> Option<Vec<u8>> {
+        let mut frame = vec![0; 10_000];
+        let (bytes, _) = recv(&self.0, &mut frame[..], RecvFlags::empty()).ok()?;
+        frame.truncate(bytes);
+        Some(frame)
+    }
+
+    /// The next `count`; fewer if no more arrive.
+    fn collect(&self, count: usize) -> Vec<Vec<u8>> {
+        let until = Instant::now() + Duration::from_secs(2);
+        let mut frames = Vec::new();
+        while frames.len() < count && Instant::now() < until {
+            frames.extend(self.take());
+        }
+        frames
+    }
+}
+
+/// The first page of an allocation of several lines that begins a line.
+fn first_of_line(grant: Grant) -> u64 {
+    let pages = LINE_PAGES as u64;
+    grant.location.page().next_multiple_of(pages) - grant.location.page()
+}
+
+/// A READ of pages, counted from the allocation's first.
+fn line_read(rig: &mut Rig, grant: Grant, first: u64, pages: u32) -> Vec<u8> {
+    let (target, header) = rig.read(grant, first * PAGE_BYTES as u64, pages << 12);
+    frame_to(Command::Read.code() | HOME, target, target, &header, &[])
+}
+
+/// No redirect is to catch the request (`read.bpf.c`).
+const HOME: u8 = 0x40;
+
+#[test]
+fn whole_pages_of_a_line_are_answered_as_the_responder_answers() {
+    in_thread(|| {
+        let (mut rig, clones) = (Rig::new("direct-lines"), Clones::new());
+        let grant = rig.create(24);
+        let start = first_of_line(grant);
+        let mut random = StdRng::seed_from_u64(5);
+        // One is not written: zeros.
+        for page in (0..16).filter(|page| *page != 3) {
+            let mut data = vec![0; PAGE_BYTES];
+            random.fill_bytes(&mut data);
+            rig.arena.write(grant.location.page() + page, 0, &data);
+        }
+        for round in 0..100 {
+            let pages = random.random_range(2..=8_u32);
+            let first = start + random.random_range(0..=8 - u64::from(pages));
+            let read = line_read(&mut rig, grant, first, pages);
+            let (action, last) = rig.run(&read);
+            assert_eq!(action, REDIRECT, "{pages} pages: {:?}", rig.memory.counters.counts());
+            let mut answers = clones.collect(pages as usize - 1);
+            answers.push(last);
+            let wanted = rig.respond_all(&read);
+            assert_eq!(answers.len(), wanted.len(), "{pages} pages");
+            for (number, (answer, wanted)) in answers.iter().zip(&wanted).enumerate() {
+                assert!(
+                    answer == wanted,
+                    "page {number} of {pages} in round {round}, program:\n{:02x?}\nresponder:\n{:02x?}",
+                    head(answer),
+                    head(wanted)
+                );
+            }
+            if round % 3 == 0 {
+                let page = grant.location.page() + first;
+                rig.arena.write(page, random.random_range(0..4000), &[1, 2, 3]);
+            }
+        }
+        assert_eq!(rig.memory.counters.counts().answered, 100);
+        assert_eq!(clones.take(), None, "nothing else was sent");
+    });
+}
+
+#[test]
+fn lines_that_may_not_be_read_as_a_whole_are_for_the_server() {
+    in_thread(|| {
+        let (mut rig, clones) = (Rig::new("direct-part-lines"), Clones::new());
+        let form = |counts: &ReadCounts| counts.passed_form;
+        let grant = rig.create(24);
+        let start = first_of_line(grant);
+        for page in 0..24 {
+            rig.arena.write(grant.location.page() + page, 0, &[7; PAGE_BYTES]);
+        }
+        // Over the line's end, a part of a page, and one page, which only a repetition says so.
+        let beyond = line_read(&mut rig, grant, start + 5, 4);
+        rig.assert_passed(&beyond, form);
+        let page_bytes = PAGE_BYTES as u64;
+        for (from, length) in [(0, 8191), (1, 8192), (0, 8193), (64, 4096), (0, 4096), (0, 64)] {
+            let (target, header) = rig.read(grant, start * page_bytes + from, length);
+            let code = Command::Read.code() | HOME;
+            let read = frame_to(code, target, target, &header, &[]);
+            rig.assert_passed(&read, form);
+        }
+        // Any page of it is leased, changes, or was freed.
+        for bad in 0..4 {
+            let page = grant.location.page() + start + bad;
+            rig.arena.set_leased(page, true);
+            let read = line_read(&mut rig, grant, start, 4);
+            rig.assert_passed(&read, |counts| counts.passed_page);
+            rig.arena.set_leased(page, false);
+        }
+        let read = line_read(&mut rig, grant, start, 4);
+        assert_eq!(rig.run(&read).0, REDIRECT, "nothing is wrong any more");
+        assert_eq!(clones.collect(3).len(), 3);
+        rig.arena.stop_in_change(grant.location.page() + start + 2);
+        let read = line_read(&mut rig, grant, start, 4);
+        rig.assert_passed(&read, |counts| counts.passed_change);
+        assert_eq!(clones.take(), None, "nothing was sent before");
+    });
+}
+
+#[test]
+fn lines_that_are_written_all_the_time_are_never_torn() {
+    in_thread(|| {
+        let (mut rig, clones) = (Rig::new("direct-torn-lines"), Clones::new());
+        let grant = rig.create(16);
+        let start = first_of_line(grant);
+        let pages = grant.location.page() + start..grant.location.page() + start + 8;
+        pages.clone().for_each(|page| rig.arena.write(page, 0, &[0; PAGE_BYTES]));
+        let read = line_read(&mut rig, grant, start, 8);
+        let Rig { mut arena, mut program, memory, .. } = rig;
+        let stop = AtomicBool::new(false);
+        let (mut answered, mut passed) = (0_u32, 0_u32);
+        thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                let mut written = 0_u64;
+                while !stop.load(Ordering::Relaxed) {
+                    written += 1;
+                    // Mostly the last page, which is read when others have been sent.
+                    let page =
+                        pages.start + if written.is_multiple_of(16) { written / 16 % 8 } else { 7 };
+                    arena.write(page, 0, &[written.to_le_bytes()[0]; PAGE_BYTES]);
+                    // So that it hits every step of the program, and leaves some alone.
+                    (0..written % 3000).for_each(|_| hint::spin_loop());
+                }
+            });
+            // Also if an assertion fails: the scope waits for the writer.
+            let end = Stop(&stop);
+            let began = Instant::now();
+            let mut out = vec![0; 10_000];
+            while is_worth_it(began, answered > 10 && passed > 10) {
+                let options = TestRunOptions {
+                    data_in: Some(&read),
+                    data_out: Some(&mut out),
+                    ..TestRunOptions::new()
+                };
+                let program = classifier(&mut program).expect("it is there");
+                let result = program.test_run(options).expect("it runs");
+                let after = &out[..result.data_size_out as usize];
+                if result.return_value == NEXT {
+                    assert!(after == read, "it is passed on as it was");
+                    passed += 1;
+                } else {
+                    answered += 1;
+                    check_piece(after);
+                }
+                iter::from_fn(|| clones.take()).for_each(|clone| check_piece(&clone));
+            }
+            drop(end);
+            writer.join().expect("it writes");
+        });
+        println!("{answered} answered, {passed} passed on, {:?}", memory.counters.counts());
+        assert!(answered > 10 && passed > 10, "the writer was beside the reader");
+    });
+}
+
+/// Whether to go on: for two seconds, or longer if not everything was seen on a busy machine.
+fn is_worth_it(began: Instant, is_all_seen: bool) -> bool {
+    let limit = Duration::from_secs(if is_all_seen { 2 } else { 30 });
+    began.elapsed() < limit
+}
+
+/// A piece of a page whose bytes are all the same.
+#[track_caller]
+fn check_piece(frame: &[u8]) {
+    let (source, destination, payload) = parts(frame);
+    let datagram = Datagram::parse(source, destination, payload).expect("the CRC fits");
+    assert_eq!(datagram.data.len(), PAGE_BYTES);
+    let first = datagram.data[0];
+    assert!(datagram.data.iter().all(|byte| *byte == first), "torn");
 }
 
 /// A frame whose payload's header was changed after it was sealed, with checksums that fit.
@@ -696,9 +905,12 @@ fn pages_that_are_written_all_the_time_are_never_torn() {
         });
         // Also if an assertion fails: the scope waits for the writer.
         let end = Stop(&stop);
-        let until = Instant::now() + Duration::from_secs(2);
+        let began = Instant::now();
         let mut out = vec![0; 10_000];
-        while Instant::now() < until {
+        let is_seen = |changed: &BTreeSet<u64>| {
+            changed.len() > 10 && memory.counters.counts().passed_change > 0
+        };
+        while is_worth_it(began, is_seen(&changed)) {
             let options = TestRunOptions {
                 data_in: Some(&read),
                 data_out: Some(&mut out),
