@@ -9,6 +9,7 @@ use std::{
 
 use rustix::{
     fs::statfs,
+    io::Errno,
     mount::{MountFlags, UnmountFlags, mount, unmount},
     process::geteuid,
 };
@@ -87,8 +88,11 @@ pub fn tidy() -> Result<(), FsError> {
     let _ = fs::remove_dir(ARENAS);
     let _ = fs::remove_dir(HOME);
     if is_empty() && is_ours() {
-        unmount(ROOT, UnmountFlags::empty())
-            .map_err(|e| failed("unmount /sys/fs/bpf", e.into()))?;
+        match unmount(ROOT, UnmountFlags::empty()) {
+            // Another process has begun to use it, or was faster.
+            Ok(()) | Err(Errno::BUSY | Errno::INVAL) => {}
+            Err(error) => return Err(failed("unmount /sys/fs/bpf", error.into())),
+        }
     }
     Ok(())
 }
