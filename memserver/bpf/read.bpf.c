@@ -89,6 +89,8 @@ struct {
 
 #define LOAD(x) (*(const volatile typeof(x) *)&(x))
 #define STORE(x, to) (*(volatile typeof(x) *)&(x) = (to))
+/* The compiler keeps loads on their side; x86 does, too. */
+#define BARRIER() asm volatile("" ::: "memory")
 
 INLINE u8 *value_at(u32 index)
 {
@@ -203,7 +205,7 @@ INLINE u16 bytes_sum(const u8 *bytes, u32 length, u16 sum)
 	return fold(all);
 }
 
-/* Whether it is a READ by form that one datagram answers. */
+/* Whether it is a READ by form that a datagram for each page answers. */
 INLINE int is_plain(const struct header *h, const struct frame *f)
 {
 	u64 to = be64(f->destination[0]);
@@ -338,8 +340,8 @@ struct line {
  * Answers a READ of whole pages with a datagram for each: clones, and at last the packet itself.
  *
  * Each page is of one version, as if each had been read alone: that is all that READ promises. If a
- * page changes when others have been sent, the server answers all of them again. The requester joins
- * the pieces of a page by its version.
+ * page changes when others have been sent, the server answers all of them again, and the requester
+ * keeps what it has.
  */
 INLINE int answer_line(struct __sk_buff *skb, struct frame *f, struct scratch *scratch,
 		       const struct line *line)
@@ -375,6 +377,7 @@ INLINE int answer_line(struct __sk_buff *skb, struct frame *f, struct scratch *s
 		if (!record || !value)
 			return give_all_back(skb, request, PASSED_FORM);
 		sequence = LOAD(record->sequence);
+		BARRIER();
 		known = LOAD(record->checksum);
 		if (sequence & 1)
 			return give_all_back(skb, request, PASSED_CHANGE);
@@ -400,13 +403,15 @@ INLINE int answer_line(struct __sk_buff *skb, struct frame *f, struct scratch *s
 			sum = sum ? sum : 0xffff;
 		}
 		f->udp_sum = sum;
+		BARRIER();
 		if (LOAD(record->sequence) != sequence)
 			return give_all_back(skb, request, PASSED_CHANGE);
 		if (value == scratch->bytes)
 			STORE(record->checksum, (sequence << 32) | crc_of_page);
 		if (skb_store_bytes(skb, 0, (u8 *)f + 2, FRAME_BYTES, 0))
 			return give_all_back(skb, request, PASSED_SEND);
-		if (i + 1 < line->count && clone_redirect(skb, skb->ifindex, 0))
+		/* What a queue drops the requester asks for again. */
+		if (i + 1 < line->count && clone_redirect(skb, skb->ifindex, 0) < 0)
 			return give_all_back(skb, request, PASSED_SEND);
 	}
 	pass(ANSWERED);
@@ -448,7 +453,7 @@ int answer_read(struct __sk_buff *skb)
 	start = location & (PAGE_BYTES - 1);
 	if (!is_plain(h, &f) || location >> ENDPOINT_BIT || length == 0)
 		return pass(PASSED_FORM);
-	/* Requests of several pages have the bit, and those of one page only if they are repetitions. */
+	/* Requests of several pages have the bit; of those of one page, some that are sent again. */
 	is_line = (be64(f.destination[0]) >> 8 & HOME) != 0;
 	if (is_line && (start || length % PAGE_BYTES || length <= PAGE_BYTES ||
 			(location >> PAGE_SHIFT) % LINE_PAGES + length / PAGE_BYTES > LINE_PAGES))
@@ -517,6 +522,7 @@ int answer_read(struct __sk_buff *skb)
 		return answer_line(skb, &f, scratch, &line);
 	}
 	sequence = LOAD(record->sequence);
+	BARRIER();
 	if (sequence & 1)
 		return pass(PASSED_CHANGE);
 	if (!is_readable(record, states, page, &f))
@@ -559,6 +565,7 @@ int answer_read(struct __sk_buff *skb)
 	}
 	f.udp_sum = sum;
 	/* Only now: what was read is of one version of the page. */
+	BARRIER();
 	if (LOAD(record->sequence) != sequence)
 		return give_back(skb, PASSED_CHANGE);
 	if (is_whole && bytes != value)

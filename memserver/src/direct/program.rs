@@ -46,6 +46,9 @@ pub enum NoDirectReads {
     /// The program orders its loads as x86 does.
     #[error("this processor is not an x86-64")]
     Architecture,
+    /// The program's buffers rely on not being preempted.
+    #[error("this kernel may preempt programs (PREEMPT_RT)")]
+    Realtime,
     /// The kernel refuses the program, or a feature that it needs.
     #[error("the kernel refuses the program: {0}")]
     Kernel(String),
@@ -95,6 +98,7 @@ pub fn probe(interface: &str) -> Result<(), NoDirectReads> {
     if !cfg!(target_arch = "x86_64") {
         return Err(NoDirectReads::Architecture);
     }
+    refuse_preemption()?;
     if OBJECT.is_none() {
         return Err(NoDirectReads::NotBuilt);
     }
@@ -139,6 +143,7 @@ impl DirectReads {
         let DirectInterface { name, mtu, has_far_peer } = interface;
         let (mtu, to_peer) = (*mtu, (*has_far_peer).into());
         let places = Places { node: node.0, incarnation, mtu, to_peer, ..*places };
+        refuse_preemption()?;
         let mut program = load(&places, Some(map))?;
         attach(&mut program, name)?;
         Ok(Self { _program: program, counters: Arc::clone(counters) })
@@ -148,6 +153,15 @@ impl DirectReads {
     #[must_use]
     pub fn counts(&self) -> ReadCounts {
         self.counters.counts()
+    }
+}
+
+fn refuse_preemption() -> Result<(), NoDirectReads> {
+    // The file is there on kernels that were built so.
+    let is_realtime = std::fs::read_to_string("/sys/kernel/realtime");
+    match is_realtime.is_ok_and(|text| text.trim() == "1") {
+        true => Err(NoDirectReads::Realtime),
+        false => Ok(()),
     }
 }
 

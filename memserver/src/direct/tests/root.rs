@@ -449,7 +449,7 @@ fn lines_that_may_not_be_read_as_a_whole_are_for_the_server() {
         for page in 0..24 {
             rig.arena.write(grant.location.page() + page, 0, &[7; PAGE_BYTES]);
         }
-        // Over the line's end, a part of a page, and one page, which only a repetition says so.
+        // Over the line's end, parts of pages, and one page with the home bit.
         let beyond = line_read(&mut rig, grant, start + 5, 4);
         rig.assert_passed(&beyond, form);
         let page_bytes = PAGE_BYTES as u64;
@@ -474,6 +474,38 @@ fn lines_that_may_not_be_read_as_a_whole_are_for_the_server() {
         let read = line_read(&mut rig, grant, start, 4);
         rig.assert_passed(&read, |counts| counts.passed_change);
         assert_eq!(clones.take(), None, "nothing was sent before");
+    });
+}
+
+#[test]
+fn lines_beyond_a_piece_a_link_or_a_session_are_for_the_server() {
+    in_thread(|| {
+        let mut rig = Rig::new("direct-other-lines");
+        let grant = rig.create(24);
+        let start = first_of_line(grant);
+        for page in 0..24 {
+            rig.arena.write(grant.location.page() + page, 0, &[7; PAGE_BYTES]);
+        }
+        // The interface is down, so its queue drops the clones: that is what queues do.
+        let read = line_read(&mut rig, grant, start, 8);
+        assert_eq!(rig.run(&read).0, REDIRECT);
+        let form = |counts: &ReadCounts| counts.passed_form;
+        // Pages in several pieces; a link that is too short for a page; no session.
+        rig.session = rig.open_as(SPACE, 2048);
+        rig.sequence = 0;
+        let read = line_read(&mut rig, grant, start, 2);
+        rig.assert_passed(&read, form);
+        rig.open();
+        rig.sequence = 0;
+        let session = std::mem::replace(&mut rig.session, 0xdead_0001);
+        let read = line_read(&mut rig, grant, start, 2);
+        rig.assert_passed(&read, |counts| counts.passed_session);
+        rig.session = session;
+        let mtu = 4096 + 131;
+        let places = Places { node: SERVER.0, incarnation: 3, mtu, ..rig.memory.places };
+        rig.program = load(&places, Some(&rig.memory.map)).expect("the kernel takes it");
+        let read = line_read(&mut rig, grant, start, 2);
+        rig.assert_passed(&read, form);
     });
 }
 
