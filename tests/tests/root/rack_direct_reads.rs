@@ -94,8 +94,8 @@ fn reads_cost_the_server_nothing(name: &str, switch: DataPlane) {
     until("the server reports them", || report(&rack).answered_count >= READS + 2000);
     let DirectReads { refusal, passed_count, .. } = report(&rack);
     assert_eq!(refusal, "");
-    // Retransmissions are: a busy machine has some.
-    assert!(passed_count < READS / 10, "{passed_count} READs were passed on");
+    println!("{passed_count} READs were passed on");
+    assert!(passed_count < 100, "{passed_count} READs were passed on");
 }
 
 #[test]
