@@ -83,12 +83,12 @@ const ANSWERS: &str = "the kernel answers READs";
 #[test]
 fn linux_6_12_answers_reads_as_the_server_does() {
     let tests = [
-        "direct::tests::root::a_kernel_answers_or_says_what_it_lacks",
-        "direct::tests::root::what_the_kernel_answers_is_what_the_responder_answers",
-        "direct::tests::root::whole_pages_of_a_line_are_answered_as_the_responder_answers",
-        "direct::tests::root::a_sum_that_the_device_completes_stays_so",
-        "direct::tests::root::pages_that_may_not_be_read_are_for_the_server",
-        "direct::tests::root::a_map_outlives_its_process_and_is_dropped_with_its_file",
+        "direct::tests::root::kernels::a_kernel_answers_or_says_what_it_lacks",
+        "direct::tests::root::pages::what_the_kernel_answers_is_what_the_responder_answers",
+        "direct::tests::root::lines::whole_pages_of_a_line_are_answered_as_the_responder_answers",
+        "direct::tests::root::pages::a_sum_that_the_device_completes_stays_so",
+        "direct::tests::root::pages::pages_that_may_not_be_read_are_for_the_server",
+        "direct::tests::root::memory::a_map_outlives_its_process_and_is_dropped_with_its_file",
     ];
     let text = memserver(Kernel::V6_12, &tests).unwrap_or_else(|error| panic!("{error}"));
     assert!(text.contains(ANSWERS), "{text}");
@@ -96,7 +96,7 @@ fn linux_6_12_answers_reads_as_the_server_does() {
 
 #[test]
 fn linux_6_1_says_why_it_answers_no_reads() {
-    let tests = ["direct::tests::root::a_kernel_answers_or_says_what_it_lacks"];
+    let tests = ["direct::tests::root::kernels::a_kernel_answers_or_says_what_it_lacks"];
     let text = memserver(Kernel::V6_1, &tests).unwrap_or_else(|error| panic!("{error}"));
     assert!(!text.contains(ANSWERS), "if it does, correct docs/direct-reads.md: {text}");
     assert!(text.contains("cannot attach programs that end with the process"), "{text}");

@@ -1,0 +1,108 @@
+//! The map of an arena, beside its file and in its process.
+
+use std::{
+    fs,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
+
+use bluebridge_protocol::store::PageStore;
+use bluebridge_testkit::require_root;
+use bluebridge_wire::{ArenaGeneration, address::PAGE_BYTES};
+
+use super::rig::{File, PAGES, SERVER, SHARDS, SPACE};
+use crate::{
+    Arena, ArenaConfig, ArenaFile,
+    direct::map,
+    kept::{Holder, Listed},
+    memory::Windows,
+};
+
+#[test]
+fn a_map_outlives_its_process_and_is_dropped_with_its_file() {
+    require_root();
+    let file = File::new("direct-kept");
+    let holder = Holder {
+        node: SERVER,
+        generation: ArenaGeneration::new(5).expect("small"),
+        token: [7; 16],
+    };
+    let open = |options: ArenaFile| options.open(|_, _| ControlFlow::Continue(()));
+    let config = ArenaConfig { generation: holder.generation, ..ArenaConfig::default() };
+    let grant = {
+        let reserved = open(file.options()).unwrap().assign(holder).unwrap();
+        assert!(open(file.options()).is_err(), "it is in use as long as its pages are");
+        let mut parts = reserved.parts.into_iter();
+        let mut arena = Arena::open(&config, parts.next().unwrap()).unwrap();
+        let grant = arena.create(SPACE, 1).unwrap();
+        arena.complete(grant.location);
+        arena.write(grant.location.page(), 0, &[9; PAGE_BYTES]);
+        arena.set_leased(grant.location.page(), true);
+        grant
+    };
+    let listed = Listed::of(&file.0).unwrap();
+    assert_eq!((listed.is_arena, listed.holder, listed.process), (true, Some(holder), None));
+    // With the page of the file.
+    let page_bytes = PAGE_BYTES as u64;
+    assert_eq!(listed.bytes, (PAGES * u64::from(SHARDS) + 1) * page_bytes);
+    // Also by a server that no longer wants it.
+    let kept = open(ArenaFile { is_direct: false, ..file.options() }).unwrap();
+    assert_eq!(kept.holder(), Some(holder));
+    assert!(kept.direct_refusal().is_none(), "it is where it is");
+    let mut reserved = kept.assign(holder).unwrap();
+    let arena = Arena::open(&config, reserved.parts.remove(0)).unwrap();
+    drop(reserved);
+    assert!(arena.read(grant.location.page(), 0..PAGE_BYTES) == [9; PAGE_BYTES]);
+    drop(arena);
+    // Under another spelling of its name.
+    let (directory, name) = (file.0.parent().unwrap(), file.0.file_name().unwrap());
+    let respelled = File(directory.join(".").join(name));
+    assert_eq!(open(respelled.options()).unwrap().holder(), Some(holder));
+    std::mem::forget(respelled);
+    // Another map cannot take its place, and none cannot, either; nothing of it is changed.
+    let pin = pins(&file.0).pop().expect("it is pinned");
+    fs::remove_file(&pin).unwrap();
+    let gone = open(file.options()).unwrap_err().to_string();
+    assert!(gone.contains("is gone") && gone.contains("--fresh"), "{gone}");
+    let other = map::create(&[1; 16], usize::try_from(listed.bytes).unwrap()).unwrap();
+    map::pin(&other, &pin).unwrap();
+    map::remove(&[1; 16]).unwrap();
+    assert!(open(file.options()).is_err());
+    drop(other);
+    // An empty one takes the place of one with contents, here and in a file.
+    let fresh = ArenaFile { is_fresh: true, ..file.options() };
+    drop(open(fresh.clone()).unwrap().assign(holder).unwrap());
+    assert_eq!(pins(&file.0).len(), 1);
+    let in_file = ArenaFile { is_direct: false, ..fresh.clone() };
+    drop(open(in_file).unwrap().assign(holder).unwrap());
+    assert_eq!(pins(&file.0), Vec::<PathBuf>::new(), "its map is given up");
+    drop(open(fresh).unwrap().assign(holder).unwrap());
+    Listed::drop_file(&file.0).unwrap();
+    assert!(!file.0.exists());
+    assert_eq!(pins(&file.0), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_window_that_the_kernel_refuses_stays_reserved() {
+    require_root();
+    let id = *b"it ends too soon";
+    // The map ends long before the range does.
+    let map = map::create(&id, 4 * PAGE_BYTES).expect("room for a map");
+    map::remove(&id).expect("it has a name");
+    let descriptor = || map.try_clone().expect("a descriptor");
+    let windows = Windows::new(descriptor(), &(0..32 << 20), descriptor()).expect("addresses");
+    let mapper = windows.mapper();
+    let mut steps = 0;
+    mapper.map_all(|| {
+        steps += 1;
+        ControlFlow::Continue(())
+    });
+    assert_eq!(steps, 1, "it gives up at the first window");
+    assert!(mapper.is_all_reserved(), "another mapping may take the addresses");
+}
+
+/// The pins of a file's arena; of another file, none.
+fn pins(file: &Path) -> Vec<PathBuf> {
+    let id = bluebridge_bpf::fs::arena_id(file).ok().flatten();
+    id.map(|id| bluebridge_bpf::fs::arena_pin(&id)).filter(|pin| pin.exists()).into_iter().collect()
+}
