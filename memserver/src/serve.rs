@@ -231,6 +231,7 @@ impl<T: Transport, S: Store> Shard<T, S> {
         loop {
             if ends_at.is_none() && control.stop.load(Ordering::Relaxed) {
                 self.responder.begin_shutdown();
+                self.responder.publish(&self.store);
                 ends_at = Some(now + self.idle.grace);
             }
             if ends_at.is_some_and(|ends_at| now >= ends_at) {
@@ -239,7 +240,6 @@ impl<T: Transport, S: Store> Shard<T, S> {
             for order in control.orders.try_iter() {
                 self.execute(order, &control.statistics);
             }
-            self.responder.publish(&self.store);
             let is_surveying = self.survey(&control.statistics);
             let count = if self.backlog.is_empty() && !is_surveying {
                 self.wait(now, ends_at, control)?
@@ -480,6 +480,8 @@ impl<T: Transport, S: Store> Shard<T, S> {
                 true
             }
         };
+        // An order that counts as executed can be relied on, also by other servers.
+        self.responder.publish(&self.store);
         statistics.add_order(is_done);
     }
 

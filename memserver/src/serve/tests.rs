@@ -4,7 +4,8 @@ use core::ops::Range;
 use std::{collections::VecDeque, io, sync::mpsc::sync_channel};
 
 use bluebridge_protocol::{
-    responder::{Config, Event},
+    direct::{Shared, SharedShard},
+    responder::{Authority, Config, Event},
     store::{Access, Grant, StoreUsage},
 };
 use bluebridge_transport::{Capabilities, Counters, Incoming, ManualClock};
@@ -109,8 +110,8 @@ impl Transport for Scripted {
     }
 }
 
-/// A store that refuses every allocation.
-struct Refusing(Arena);
+/// A store that refuses every allocation, and has direct readers.
+struct Refusing(Arena, SharedShard);
 
 impl PageStore for Refusing {
     fn generation(&self) -> ArenaGeneration {
@@ -139,6 +140,9 @@ impl PageStore for Refusing {
     }
     fn version(&self, page: u64) -> u64 {
         self.0.version(page)
+    }
+    fn shared(&self) -> Shared<'_> {
+        Shared { sessions: &[], shard: Some(&self.1) }
     }
     fn usage(&self, space: Space) -> StoreUsage {
         self.0.usage(space)
@@ -296,7 +300,7 @@ fn a_broken_carrier_ends_the_loop_with_its_error() {
 #[test]
 fn refusals_of_the_store_are_sent_as_replies() {
     let (Shard { transport, responder, store, idle, .. }, session, at) = shard(Behaviour::Slow(9));
-    let mut shard = Shard::new(transport, responder, Refusing(store), idle);
+    let mut shard = Shard::new(transport, responder, Refusing(store, SharedShard::default()), idle);
     let create = Header { session, sequence: 1, length: 1, ..Header::default() };
     let read = Header { session, sequence: 2, length: 8, ..Header::default() };
     let inbox = vec![
@@ -308,6 +312,26 @@ fn refusals_of_the_store_are_sent_as_replies() {
     ended.unwrap();
     assert_eq!((snapshot.replies(Status::Internal), snapshot.replies(Status::Ok)), (1, 2));
     assert_eq!((snapshot.event(Event::DropHeader), shard.transport.sent.len()), (1, 2));
+}
+
+#[test]
+fn readers_pass_on_before_an_order_counts_as_executed() {
+    let (Shard { transport, responder, store, idle, .. }, ..) = shard(Behaviour::Slow(9));
+    let store = Refusing(store, SharedShard::default());
+    let mut shard = Shard::new(transport, responder, store, idle);
+    shard.responder.begin(Timestamp::ZERO, &shard.store);
+    let statistics = ShardStatistics::default();
+    let authority = Authority { range_epoch: 1, expires_at: None };
+    for (order, open_until) in [
+        (Order::Authority(Some(authority)), Timestamp::MAX),
+        (Order::Move(0..8, NodeId(11)), Timestamp::ZERO),
+        (Order::Return(0..8), Timestamp::MAX),
+        (Order::Authority(None), Timestamp::ZERO),
+    ] {
+        shard.execute(order, &statistics);
+        assert_eq!(shard.store.1.facts().open_until, open_until);
+    }
+    assert_eq!(statistics.snapshot().orders, (4, 0));
 }
 
 #[test]
