@@ -62,10 +62,21 @@ struct frame {
 	struct header header;
 };
 
+/* A READ of several pages; in a map and not on the stack, because the verifier knows no values of maps.
+ * So it checks the answer of any page once, and not that of each page. */
+struct line {
+	/* The first record of the shard, the first page, its number, and how many they are. */
+	u32 states, first_value, page, count;
+	/* Pages that are answered, and what becomes of the request. */
+	u32 done, outcome;
+	u32 is_partial;
+};
+
 struct scratch {
 	u8 bytes[PAGE_BYTES + 8];
 	/* A request of several pages, as it came. */
 	struct frame request;
+	struct line line;
 };
 
 volatile const struct places places;
@@ -107,7 +118,7 @@ INLINE int pass(enum counter reason)
 
 	if (value) {
 		counters = (struct read_counters *)value + own % COUNTERS_OF_VALUE;
-		counters->count[reason]++;
+		counters->count[reason % COUNTERS]++;
 	}
 	return TCX_NEXT;
 }
@@ -327,31 +338,95 @@ INLINE u32 with_page(u32 crc, u32 of_page)
 	       crc_tables.page[2][crc >> 16 & 255] ^ crc_tables.page[3][crc >> 24] ^ of_page;
 }
 
-struct line {
-	/* Of the shard's records, of the first page, and its number. */
-	u32 states, first_value, page;
-	u32 count;
-	u16 takes_pages;
-	u16 is_partial;
-	const struct shared_shard *shard;
+struct line_context {
+	struct __sk_buff *skb;
+	/* The head of the answers. */
+	struct frame *head;
+	struct scratch *scratch;
 };
+
+/* A page that changes while it is copied is tried again, so often in one READ. */
+enum { LINE_RETRIES = 2 };
+
+INLINE long end_line(struct line *line, enum counter outcome)
+{
+	line->outcome = outcome;
+	return 1;
+}
+
+/* Answers the next page of a line; returns 0 if there is more to do. */
+static long answer_page(u32 round, struct line_context *context)
+{
+	struct __sk_buff *skb = context->skb;
+	struct frame *f = context->head;
+	struct scratch *scratch = context->scratch;
+	struct line *line = &scratch->line;
+	u32 i = line->done, crc_of_page;
+	struct page_record *record;
+	u64 sequence, known;
+	u8 *value;
+	u16 sum;
+
+	(void)round;
+	record = record_at(line->states, line->page + i);
+	value = value_at(line->first_value + i);
+	if (!record || !value)
+		return end_line(line, PASSED_FORM);
+	sequence = LOAD(record->sequence);
+	BARRIER();
+	known = LOAD(record->checksum);
+	if (sequence & 1)
+		return 0;
+	/* Again, for this version. */
+	if (!is_readable(record, line->states, line->page + i, &scratch->request))
+		return end_line(line, PASSED_PAGE);
+	crc_of_page = known;
+	if ((u32)(known >> 32) != (u32)sequence) {
+		if (probe_read_kernel(scratch->bytes, PAGE_BYTES, value))
+			return end_line(line, PASSED_PAGE);
+		value = scratch->bytes;
+		crc_of_page = ~crc_of_bytes(~0U, value, PAGE_BYTES);
+	}
+	if (skb_store_bytes(skb, FRAME_BYTES, value, PAGE_BYTES, 0))
+		return end_line(line, PASSED_SEND);
+	f->header.offset = be16(i * PAGE_BYTES);
+	f->header.page_version = be64(sequence / 2);
+	f->header.crc = be32(with_page(crc_of_header(f), crc_of_page));
+	f->udp_sum = 0;
+	sum = pseudo_sum(f);
+	if (!line->is_partial) {
+		sum = ~bytes_sum(value, PAGE_BYTES, header_sum(f, sum));
+		sum = sum ? sum : 0xffff;
+	}
+	f->udp_sum = sum;
+	BARRIER();
+	if (LOAD(record->sequence) != sequence)
+		return 0;
+	if (value == scratch->bytes)
+		STORE(record->checksum, (sequence << 32) | crc_of_page);
+	if (skb_store_bytes(skb, 0, (u8 *)f + 2, FRAME_BYTES, 0))
+		return end_line(line, PASSED_SEND);
+	line->done = ++i;
+	if (i == line->count)
+		return end_line(line, ANSWERED);
+	/* What a queue drops the requester asks for again. */
+	return clone_redirect(skb, skb->ifindex, 0) < 0 ? end_line(line, PASSED_SEND) : 0;
+}
 
 /*
  * Answers a READ of whole pages with a datagram for each: clones, and at last the packet itself.
  *
  * Each page is of one version, as if each had been read alone: that is all that READ promises. If a
- * page changes when others have been sent, the server answers all of them again, and the requester
- * keeps what it has.
+ * page keeps changing when others have been sent, the server answers all of them again, and the
+ * requester keeps what it has.
  */
 INLINE int answer_line(struct __sk_buff *skb, struct frame *f, struct scratch *scratch,
-		       const struct line *line)
+		       const struct shared_shard *shard, u16 takes_pages)
 {
-	u64 sequence, known;
-	u32 crc_of_page;
+	struct line_context context = { .skb = skb, .head = f, .scratch = scratch };
 	struct frame *request = &scratch->request;
+	struct line *line = &scratch->line;
 	struct page_record *record;
-	u8 *value;
-	u16 sum;
 
 	*request = *f;
 	/* Nothing is sent if one of them cannot be read. */
@@ -368,52 +443,10 @@ INLINE int answer_line(struct __sk_buff *skb, struct frame *f, struct scratch *s
 	}
 	if (skb_change_tail(skb, FRAME_BYTES + PAGE_BYTES, 0))
 		return pass(PASSED_SEND);
-	turn_around(f, PAGE_BYTES, 0, line->shard, line->takes_pages);
-	for (u32 i = 0; i < LINE_PAGES; i++) {
-		if (i >= line->count)
-			break;
-		record = record_at(line->states, line->page + i);
-		value = value_at(line->first_value + i);
-		if (!record || !value)
-			return give_all_back(skb, request, PASSED_FORM);
-		sequence = LOAD(record->sequence);
-		BARRIER();
-		known = LOAD(record->checksum);
-		if (sequence & 1)
-			return give_all_back(skb, request, PASSED_CHANGE);
-		/* Again, for this version. */
-		if (!is_readable(record, line->states, line->page + i, request))
-			return give_all_back(skb, request, PASSED_PAGE);
-		crc_of_page = known;
-		if ((u32)(known >> 32) != (u32)sequence) {
-			if (probe_read_kernel(scratch->bytes, PAGE_BYTES, value))
-				return give_all_back(skb, request, PASSED_PAGE);
-			value = scratch->bytes;
-			crc_of_page = ~crc_of_bytes(~0U, value, PAGE_BYTES);
-		}
-		if (skb_store_bytes(skb, FRAME_BYTES, value, PAGE_BYTES, 0))
-			return give_all_back(skb, request, PASSED_SEND);
-		f->header.offset = be16(i * PAGE_BYTES);
-		f->header.page_version = be64(sequence / 2);
-		f->header.crc = be32(with_page(crc_of_header(f), crc_of_page));
-		f->udp_sum = 0;
-		sum = pseudo_sum(f);
-		if (!line->is_partial) {
-			sum = ~bytes_sum(value, PAGE_BYTES, header_sum(f, sum));
-			sum = sum ? sum : 0xffff;
-		}
-		f->udp_sum = sum;
-		BARRIER();
-		if (LOAD(record->sequence) != sequence)
-			return give_all_back(skb, request, PASSED_CHANGE);
-		if (value == scratch->bytes)
-			STORE(record->checksum, (sequence << 32) | crc_of_page);
-		if (skb_store_bytes(skb, 0, (u8 *)f + 2, FRAME_BYTES, 0))
-			return give_all_back(skb, request, PASSED_SEND);
-		/* What a queue drops the requester asks for again. */
-		if (i + 1 < line->count && clone_redirect(skb, skb->ifindex, 0) < 0)
-			return give_all_back(skb, request, PASSED_SEND);
-	}
+	turn_around(f, PAGE_BYTES, 0, shard, takes_pages);
+	loop(line->count + LINE_RETRIES, answer_page, &context, 0);
+	if (LOAD(line->outcome) != ANSWERED)
+		return give_all_back(skb, request, line->outcome);
 	pass(ANSWERED);
 	return places.to_peer ? redirect_peer(skb->ifindex, 0) : redirect_to(skb->ifindex, 0);
 }
@@ -507,19 +540,17 @@ int answer_read(struct __sk_buff *skb)
 	if (!record || !value || !scratch)
 		return pass(PASSED_FORM);
 	if (is_line) {
-		struct line line = {
+		scratch->line = (struct line){
 			.states = states,
 			.first_value = places.pages + number * places.shard_pages + page,
 			.page = page,
 			.count = length / PAGE_BYTES,
-			.takes_pages = takes_pages,
+			.outcome = PASSED_CHANGE,
 			.is_partial = is_partial,
-			.shard = shard,
 		};
-
-		if (page + line.count > places.shard_pages)
+		if (page + scratch->line.count > places.shard_pages)
 			return pass(PASSED_FORM);
-		return answer_line(skb, &f, scratch, &line);
+		return answer_line(skb, &f, scratch, shard, takes_pages);
 	}
 	sequence = LOAD(record->sequence);
 	BARRIER();

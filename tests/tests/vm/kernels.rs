@@ -84,6 +84,7 @@ const ANSWERS: &str = "the kernel answers READs";
 fn linux_6_12_answers_reads_as_the_server_does() {
     let tests = [
         "direct::tests::root::kernels::a_kernel_answers_or_says_what_it_lacks",
+        "direct::tests::root::kernels::a_kernel_checks_the_program_in_few_steps",
         "direct::tests::root::pages::what_the_kernel_answers_is_what_the_responder_answers",
         "direct::tests::root::lines::whole_pages_of_a_line_are_answered_as_the_responder_answers",
         "direct::tests::root::pages::a_sum_that_the_device_completes_stays_so",
