@@ -551,6 +551,17 @@ impl Arena {
         let number = self.number(page);
         self.pages.stop_in_change(number);
     }
+
+    /// What readers see of a page.
+    pub(crate) fn record(&self, page: u64) -> PageRecord {
+        *self.pages.state(self.number(page))
+    }
+
+    /// Puts back what [`Self::record`] returned.
+    pub(crate) fn set_record(&mut self, page: u64, record: PageRecord) {
+        let number = self.number(page);
+        self.pages.set_record(number, record);
+    }
 }
 
 /// A number of pages of this memory, which therefore fits.

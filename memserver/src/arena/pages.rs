@@ -550,6 +550,10 @@ impl Pages {
         stores::begin_change(&mut self.states.as_mut()[number].sequence);
     }
 
+    pub(super) fn set_record(&mut self, number: usize, record: PageRecord) {
+        self.states.as_mut()[number] = record;
+    }
+
     pub(super) fn all_bytes(&self) -> &[u8] {
         self.memory.get(0..self.memory.len())
     }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bluebridge_protocol::store::{Grant, PageStore};
+use bluebridge_protocol::store::{Access, Grant, PageStore};
 use bluebridge_testkit::{ip, namespace::in_thread};
 use bluebridge_wire::{
     Command,
@@ -18,10 +18,13 @@ use rustix::{
 };
 
 use super::{
-    frames::{HOME, frame_to, head},
-    rig::{REDIRECT, Rig, SERVER, SPACE},
+    frames::{HOME, frame_to, head, pseudo_sum_of},
+    rig::{OTHER, REDIRECT, Rig, SERVER, SPACE},
 };
-use crate::direct::{Places, ReadCounts, program::load};
+use crate::{
+    direct::{Places, ReadCounts, program::load},
+    kept::PageRecord,
+};
 
 /// What arrives at the loopback interface, where programs that run without an interface send.
 pub(super) struct Clones(OwnedFd);
@@ -127,21 +130,85 @@ fn lines_that_may_not_be_read_as_a_whole_are_for_the_server() {
             let read = frame_to(code, target, target, &header, &[]);
             rig.assert_passed(&read, form);
         }
-        // Any page of it is leased, changes, or was freed.
-        for bad in 0..4 {
-            let page = grant.location.page() + start + bad;
+        for number in 0..4 {
+            let page = grant.location.page() + start + number;
             rig.arena.set_leased(page, true);
             let read = line_read(&mut rig, grant, start, 4);
             rig.assert_passed(&read, |counts| counts.passed_page);
             rig.arena.set_leased(page, false);
+            let before = rig.arena.record(page);
+            for (what, record, reason) in unreadable(before) {
+                println!("page {number}: {what}");
+                rig.arena.set_record(page, record);
+                rig.assert_passed(&read, reason);
+            }
+            rig.arena.set_record(page, before);
         }
+        // The allocation is not confirmed.
+        let head = grant.location.page();
+        let before = rig.arena.record(head);
+        rig.arena.set_record(head, PageRecord { is_complete: 0, ..before });
         let read = line_read(&mut rig, grant, start, 4);
+        rig.assert_passed(&read, |counts| counts.passed_page);
+        rig.arena.set_record(head, before);
+        assert_eq!(clones.take(), None, "nothing was sent");
         assert_eq!(rig.run(&read).0, REDIRECT, "nothing is wrong any more");
         assert_eq!(clones.collect(3).len(), 3);
-        rig.arena.stop_in_change(grant.location.page() + start + 2);
+        // The whole allocation is freed.
+        let access =
+            Access { location: grant.location, length_bytes: 1, tag: grant.tag, space: SPACE };
+        rig.arena.delete(access, 24).expect("its own");
         let read = line_read(&mut rig, grant, start, 4);
-        rig.assert_passed(&read, |counts| counts.passed_change);
-        assert_eq!(clones.take(), None, "nothing was sent before");
+        rig.assert_passed(&read, |counts| counts.passed_page);
+        assert_eq!(clones.take(), None, "nothing was sent");
+    });
+}
+
+/// A record whose page may be read, changed so that it may not, and why readers pass it on.
+pub(super) fn unreadable(before: PageRecord) -> [(&'static str, PageRecord, Reason); 6] {
+    let page: Reason = |counts| counts.passed_page;
+    let next = PageRecord { sequence: before.sequence + 2, ..before };
+    [
+        ("changes", PageRecord { sequence: before.sequence + 1, ..before }, |it| it.passed_change),
+        ("leased", PageRecord { marks: PageRecord::LEASED, ..before }, page),
+        ("freed", PageRecord { part: PART_NONE, ..next }, page),
+        ("another space's", PageRecord { space: OTHER.0, ..next }, page),
+        ("of another colour", PageRecord { colour: before.colour + 1, ..next }, page),
+        ("not written", PageRecord { contents: CONTENTS_LEFTOVER, ..next }, page),
+    ]
+}
+
+type Reason = fn(&ReadCounts) -> u64;
+
+/// Of `shared.h`.
+const PART_NONE: u8 = 0;
+const CONTENTS_LEFTOVER: u8 = 1;
+
+#[test]
+fn the_sums_of_a_line_that_the_device_completes_stay_so() {
+    in_thread(|| {
+        let (mut rig, clones) = (Rig::new("direct-partial-line"), Clones::new());
+        let grant = rig.create(24);
+        let start = first_of_line(grant);
+        for page in 0..24 {
+            let value = u8::try_from(page).expect("it is small");
+            rig.arena.write(grant.location.page() + page, 0, &[value; PAGE_BYTES]);
+        }
+        for pages in [2, 3, 8] {
+            let mut read = line_read(&mut rig, grant, start, pages);
+            let sum = pseudo_sum_of(&read);
+            read[60..62].copy_from_slice(&sum);
+            let (action, last) = rig.run(&read);
+            assert_eq!(action, REDIRECT);
+            let mut answers = clones.collect(pages as usize - 1);
+            answers.push(last);
+            let complete = rig.respond_all(&read);
+            assert_eq!(answers.len(), complete.len());
+            for (answer, complete) in answers.iter().zip(&complete) {
+                assert_eq!(answer[60..62], pseudo_sum_of(answer));
+                assert!(answer[..60] == complete[..60] && answer[62..] == complete[62..]);
+            }
+        }
     });
 }
 

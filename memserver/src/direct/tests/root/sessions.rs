@@ -1,6 +1,7 @@
 //! Sessions, their numbers, and shards that do not serve.
 
 use bluebridge_protocol::{Timestamp, store::PageStore};
+use bluebridge_testkit::namespace::in_thread;
 use bluebridge_wire::{
     Command, Header, NodeId, Pointer, Status,
     address::{Fields, PAGE_BYTES},
@@ -9,7 +10,8 @@ use bluebridge_wire::{
 };
 
 use super::{
-    frames::{frame, frame_of, parts, udp_frame},
+    frames::{HOME, frame, frame_of, frame_to, parts, udp_frame},
+    lines::{Clones, first_of_line},
     rig::{CLIENT, OTHER, REDIRECT, Rig, SERVER, SPACE, now},
 };
 use crate::direct::ReadCounts;
@@ -94,4 +96,48 @@ fn sessions_and_numbers_that_the_responder_refuses_are_for_the_server() {
     let (source, _, _) = parts(&closed);
     assert_eq!(Fields::unpack(source).expect("of the fabric").tag, Status::Ok.code());
     rig.assert_passed(&reads.next().expect("three"), in_session);
+}
+
+#[test]
+fn lines_of_sessions_and_numbers_that_the_responder_refuses_are_for_the_server() {
+    in_thread(|| {
+        let (mut rig, clones) = (Rig::new("direct-line-sessions"), Clones::new());
+        let in_session = |counts: &ReadCounts| counts.passed_session;
+        let closed = |counts: &ReadCounts| counts.passed_closed;
+        let grant = rig.create(24);
+        let start = first_of_line(grant);
+        (0..24).for_each(|page| rig.arena.write(grant.location.page() + page, 0, &[5; PAGE_BYTES]));
+        let (target, header) = rig.read(grant, start * PAGE_BYTES as u64, 4 << 12);
+        let code = Command::Read.code() | HOME;
+        let read_with = |header: Header| frame_to(code, target, target, &header, &[]);
+        let numbered =
+            |sequence, answered_distance| Header { sequence, answered_distance, ..header };
+        let assert_answered = |rig: &mut Rig, read: &[u8]| {
+            assert_eq!(rig.run(read).0, REDIRECT);
+            assert_eq!(clones.collect(3).len(), 3);
+        };
+        // The low water is raised, and nothing below it is answered any more.
+        assert_answered(&mut rig, &read_with(numbered(100, 5)));
+        assert_eq!(rig.shared().low_water(), 95);
+        for number in [numbered(94, 5), numbered(95 + 512, 512), numbered(1 << 47, 0)] {
+            rig.assert_passed(&read_with(number), in_session);
+        }
+        assert_eq!(rig.shared().low_water(), 95);
+        // While the responder executes a request of the session.
+        let low_water = rig.shared().enter();
+        rig.assert_passed(&read_with(numbered(102, 0)), in_session);
+        rig.shared().leave(low_water);
+        // Other sessions and nodes, another epoch, and a shard that is closed.
+        let session = rig.session ^ 1 << 40;
+        rig.assert_passed(&read_with(Header { session, ..numbered(102, 0) }), in_session);
+        let places = (target, target);
+        let other = frame_of(SPACE, NodeId(21), code, places, &numbered(102, 0), &[]);
+        rig.assert_passed(&other, in_session);
+        rig.assert_passed(&read_with(Header { range_epoch: 2, ..numbered(102, 0) }), closed);
+        rig.arena.shared().shard.expect("it is shared").close();
+        rig.assert_passed(&read_with(numbered(102, 0)), closed);
+        assert_eq!((clones.take(), rig.shared().low_water()), (None, 95), "nothing was done");
+        rig.responder.publish(&rig.arena);
+        assert_answered(&mut rig, &read_with(numbered(102, 0)));
+    });
 }
