@@ -487,6 +487,13 @@ impl EndpointAddress {
         Self::new(space, node, ((shard as u64) << SHARD_SHIFT) | entropy as u64)
     }
 
+    /// The address of `node` at which it accepts requests for the memory at `pointer`, whatever node
+    /// the pointer names: no entry of a switch for memory matches it.
+    #[must_use]
+    pub const fn for_memory(node: NodeId, pointer: Pointer) -> Self {
+        Self::of_shard(pointer.space, node, pointer.location.shard(), 0)
+    }
+
     /// The low 63 bits of the location.
     #[must_use]
     pub const fn selector(self) -> u64 {
@@ -497,6 +504,13 @@ impl EndpointAddress {
     #[must_use]
     pub const fn to_ipv6(self) -> Ipv6Addr {
         pack(self.space, self.node, 0, 0, ENDPOINT_BIT | self.selector)
+    }
+
+    /// This address with a command, as the destination of a request.
+    #[must_use]
+    pub const fn destination(self, command: Command, home: bool) -> Ipv6Addr {
+        let command = WireCommand::request(command, home).bits();
+        pack(self.space, self.node, command, 0, ENDPOINT_BIT | self.selector)
     }
 
     /// The location bits on the wire: bit 63 and the selector.
@@ -554,6 +568,17 @@ impl Fields {
     #[must_use]
     pub const fn is_memory(self) -> bool {
         self.location & ENDPOINT_BIT == 0
+    }
+
+    /// Whether this is an endpoint's address to which a request for the memory at `target` may be
+    /// sent: without a tag, in the target's space, and of its shard.
+    #[must_use]
+    pub const fn is_endpoint_for(self, target: Self) -> bool {
+        !self.is_memory()
+            && target.is_memory()
+            && self.tag == 0
+            && self.space.0 == target.space.0
+            && self.shard() == target.shard()
     }
 }
 

@@ -84,6 +84,8 @@ impl Flags {
     /// READ and UPDATE: the request may wait for the page. BUSY: it waits and must be repeated within
     /// `detail` milliseconds.
     pub const QUEUED: Self = Self(1 << 5);
+    /// Reply to OPEN: the server also accepts requests for memory at its endpoint address.
+    pub const AT_ENDPOINT: Self = Self(1 << 6);
 
     const TRAILER_SHIFT: u32 = 8;
     const TRAILER_MASK: u16 = 0b11 << Self::TRAILER_SHIFT;

@@ -5,7 +5,7 @@ use std::net::Ipv6Addr;
 use bluebridge_wire::{
     ArenaGeneration, Command, EndpointAddress, Location, NodeId, Pointer, PointerError, Region,
     ReplySource, Space, Status, Tag, WireCommand,
-    address::{Fields, OFFSET_BITS, PAGE_BYTES, SHARD_SHIFT},
+    address::{Fields, OFFSET_BITS, PAGE_BYTES, SHARD_ADDRESS_BYTE, SHARD_SHIFT},
     piece_bytes,
 };
 use proptest::prelude::*;
@@ -157,6 +157,33 @@ proptest! {
         let fields = Fields::unpack(of_shard.to_ipv6()).expect("in the fabric");
         prop_assert_eq!((fields.shard(), fields.is_memory()), (shard, false));
         prop_assert_eq!(fields.location, of_shard.location_bits());
+    }
+
+    #[test]
+    fn memory_is_requested_at_the_endpoint_of_its_space_and_shard(pointer in pointers(), node in any::<u16>(), home in any::<bool>(), command in 0..Command::ALL.len()) {
+        let command = Command::ALL[command];
+        let endpoint = EndpointAddress::for_memory(NodeId(node), pointer);
+        let to = Fields::unpack(endpoint.destination(command, home)).expect("in the fabric");
+        let byte = WireCommand::from_bits(to.command);
+        prop_assert_eq!((byte.command(), byte.is_home(), byte.is_reply()), (Some(command), home, false));
+        let octets = endpoint.to_ipv6().octets();
+        prop_assert_eq!(octets[usize::from(SHARD_ADDRESS_BYTE)], pointer.location.shard());
+        prop_assert_eq!((to.node, to.tag, to.is_memory()), (NodeId(node), 0, false));
+        prop_assert_eq!(Fields { command: 0, ..to }.to_ipv6(), endpoint.to_ipv6());
+
+        let target = Fields::unpack(pointer.to_ipv6()).expect("in the fabric");
+        prop_assert!(to.is_endpoint_for(target));
+        prop_assert!(!target.is_endpoint_for(target), "the pointer itself is no endpoint's address");
+        prop_assert!(!to.is_endpoint_for(to), "an endpoint's address is no memory");
+        // Another tag, another space, another shard.
+        let others = [
+            Fields { tag: 1, ..to },
+            Fields { space: Space(to.space.0 ^ 1), ..to },
+            Fields { location: to.location ^ (1 << SHARD_SHIFT), ..to },
+        ];
+        prop_assert!(others.iter().all(|other| !other.is_endpoint_for(target)));
+        let entropy = Fields { location: to.location | 0xffff_ffff, ..to };
+        prop_assert!(entropy.is_endpoint_for(target), "the other bits do not count");
     }
 }
 

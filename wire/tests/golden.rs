@@ -123,6 +123,7 @@ fn nothing_is_left_out() {
         Flags::LAST_COMMITTED,
         Flags::SELECTIVE,
         Flags::QUEUED,
+        Flags::AT_ENDPOINT,
     ] {
         has(&format!("{flag:?}"), &|p| p.header.flags.contains(flag));
     }

@@ -321,7 +321,28 @@ fn odd_requests() -> Vec<Case> {
             .data(*b"payload")
             .trailer(255, 3),
         read("key_without_trailer").trailer(9, 0),
+        again_at_endpoint(),
+        via_at_endpoint(),
     ]
+}
+
+/// A retransmission to the endpoint address of the session's server.
+fn again_at_endpoint() -> Case {
+    let target = pointer(0x0300_0000_5ffb);
+    let mut again = to_memory("again_at_endpoint", Command::Write, 0x0300_0000_5ffb, 5);
+    again.destination =
+        EndpointAddress::for_memory(SERVER, target).destination(Command::Write, true);
+    again.parts.header.flags = Flags::default().with_attempt(1);
+    again.data(*b"hello")
+}
+
+/// A first try to another node than the pointer's, at its endpoint address.
+fn via_at_endpoint() -> Case {
+    let target = pointer(0x0300_0000_5000);
+    let mut via = to_memory("via_at_endpoint", Command::Read, 0x0300_0000_5000, 64);
+    via.destination =
+        EndpointAddress::for_memory(NodeId(9), target).destination(Command::Read, true);
+    via
 }
 
 fn reply(name: impl Into<String>, command: Command, status: Status) -> Case {
@@ -362,6 +383,15 @@ fn replies() -> Vec<Vector> {
     let mut stat = ok_reply(Command::Stat).data(usage().emit());
     stat.name = "stat_with_retired_pages".into();
     cases.push(stat);
+    let mut open = ok_reply(Command::Open);
+    open.name = "open_at_endpoint".into();
+    open.parts.header.flags = Flags::AT_ENDPOINT;
+    cases.push(open);
+    // A first try that a switch led astray.
+    let mut astray = reply("refused_by_another_node", Command::Write, Status::NoSession);
+    let from = Fields::unpack(astray.source).expect("in the fabric");
+    astray.source = Fields { node: NodeId(9), ..from }.to_ipv6();
+    cases.push(astray);
     cases.into_iter().map(Case::vector).collect()
 }
 
