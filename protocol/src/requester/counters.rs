@@ -60,6 +60,9 @@ events! {
     /// The target of a redirect referred the operation to the home, or did not reply in the time
     /// that it stated.
     RedirectReturn = "redirect_returned",
+    /// Another node refused a first try that a switch led to it; the operation was sent to the
+    /// session's server.
+    AstrayReturn = "astray_returned",
     /// The owner that a redirect led to let the operation wait.
     OwnerWait = "owner_waited",
     /// The home lets an operation wait for a lease to end.

@@ -48,9 +48,10 @@ impl Requester {
         self.arm(now + period);
     }
 
-    /// A reply from another node than the addressed one: a redirect led to an owner. The owner may
-    /// let the request wait, or serve the last committed contents; else the request goes to the
-    /// home, with the same number, because a copy may have arrived there.
+    /// A reply from another node than the session's server: a redirect led to an owner, or another
+    /// entry of a switch led astray. An owner may let the request wait, or serve the last committed
+    /// contents; else the request goes to the server, with the same number, because a copy may have
+    /// arrived there. Whatever another node refuses, only the session's server gives final replies.
     pub(super) fn handle_redirected(
         &mut self,
         now: Timestamp,
@@ -60,26 +61,38 @@ impl Requester {
         buffers: &mut impl Buffers,
     ) {
         let op = &self.ops[index];
-        let may_be_redirected = op.link.place == Place::Flight
+        // Only a first try, so that it is sent again once, and not for each reply of other nodes.
+        let is_first_try = op.link.place == Place::Flight
             && op.request.attempt == 0
-            && !op.route.home
-            && op.run_page_count() == 1
-            && op.pointer().is_some();
+            && op.pointer().is_some()
+            && !self.is_at_endpoint(op);
+        let may_be_redirected = is_first_try && !op.route.home && op.run_page_count() == 1;
+        // Sent to the pointer again, it could go astray again and again.
+        let may_be_astray = is_first_try && self.peers[op.route.peer].at_endpoint;
         let stale = reply.header.flags.contains(Flags::LAST_COMMITTED);
         match status {
-            _ if !may_be_redirected => self.counters.count(Event::ReplyUntrusted),
-            Status::Busy if op.operation.may_queue() && is_queued(reply) => {
+            Status::Busy if may_be_redirected && op.operation.may_queue() && is_queued(reply) => {
                 self.counters.count_status(status);
                 self.wait_at_owner(now, index, reply);
             }
-            Status::Busy | Status::NotOwner => {
+            Status::Busy | Status::NotOwner if may_be_redirected => {
                 self.counters.count_status(status);
                 self.counters.count(Event::RedirectReturn);
                 self.send_again(index);
             }
-            Status::Ok if stale && matches!(op.operation, Operation::ReadStale { .. }) => {
+            Status::Ok
+                if may_be_redirected
+                    && stale
+                    && matches!(op.operation, Operation::ReadStale { .. }) =>
+            {
                 self.counters.count_status(status);
                 self.handle_piece(now, index, reply, buffers);
+            }
+            // Other nodes execute nothing, so their OK is no sign that the request went astray.
+            Status::Ok => self.counters.count(Event::ReplyUntrusted),
+            _ if may_be_astray => {
+                self.counters.count(Event::AstrayReturn);
+                self.send_again(index);
             }
             _ => self.counters.count(Event::ReplyUntrusted),
         }

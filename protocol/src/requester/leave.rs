@@ -56,9 +56,10 @@ impl Requester {
         let Leave { server, session, sequence } = self.leaving.pop_front()?;
         self.counters.count(Event::SessionLeave);
         self.counters.count(Event::Transmit);
+        let target = endpoint(self.config.space, server.node, server.shard, 0);
         let part = Part {
-            target: endpoint(self.config.space, server.node, server.shard, 0),
-            node: server.node,
+            target,
+            to: target,
             command: Command::Close,
             home: false,
             header: Header { session, sequence, ..Header::default() },

@@ -38,6 +38,8 @@ pub(super) struct Peer {
     /// How often OPEN was repeated because its reply may have been delayed.
     pub(super) open_doubts: u8,
     pub(super) piece_bytes: u16,
+    /// The server also accepts requests for memory at its endpoint address.
+    pub(super) at_endpoint: bool,
     /// Pages that may be outstanding, as the server's last reply said.
     pub(super) credit: u16,
     pub(super) outstanding_pages: u32,
@@ -82,6 +84,7 @@ impl Peer {
             served_at: None,
             open_doubts: 0,
             piece_bytes: 0,
+            at_endpoint: false,
             credit: 0,
             outstanding_pages: 0,
             low_water: 1,

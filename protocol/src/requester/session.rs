@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use bluebridge_wire::{ArenaGeneration, Datagram, Header, Status};
+use bluebridge_wire::{ArenaGeneration, Datagram, Flags, Header, Status};
 
 use super::{
     Event, Failure, NONE, Operation, Output, Place, Requester, Server, Stage, State, op::Op,
@@ -188,6 +188,7 @@ impl Requester {
         entry.incarnation = header.incarnation;
         entry.generation = generation;
         entry.piece_bytes = piece_bytes;
+        entry.at_endpoint = header.flags.contains(Flags::AT_ENDPOINT);
         entry.credit = header.credit;
         entry.nonce = 0;
         entry.misrouted = None;

@@ -59,8 +59,8 @@ impl SealedRequest<'_> {
 /// The fields in which the datagrams of one request differ.
 pub(super) struct Part<'a> {
     pub(super) target: Fields,
-    /// The node in the destination address.
-    pub(super) node: NodeId,
+    /// The destination address without the command.
+    pub(super) to: Fields,
     pub(super) command: Command,
     pub(super) home: bool,
     pub(super) header: Header,
@@ -144,9 +144,10 @@ impl Requester {
             ..Header::default()
         };
         let node = entry.server.node;
+        let target = endpoint(self.config.space, node, entry.server.shard, 0);
         let part = Part {
-            target: endpoint(self.config.space, node, entry.server.shard, 0),
-            node,
+            target,
+            to: target,
             command: Command::Open,
             home: entry.open_attempt > 0,
             header,
@@ -188,15 +189,16 @@ impl Requester {
     /// The datagram for one bit of `to_send`; `None` if the caller's buffer is too short.
     fn part<'b>(&self, index: u16, bit: u32, buffers: &'b impl Buffers) -> Option<Part<'b>> {
         let op = &self.ops[index];
-        let (target, node) = self.target(op);
+        let target = self.target(op);
         // Pieces that only fill a gap request no reply of their own; the last one does.
         let fills = op.request.attempt > 0 && op.request.to_send.count_ones() > 1;
         let attempt = if fills { 0 } else { op.request.attempt };
         let mut part = Part {
             target,
-            node,
+            to: self.destination(op, target),
             command: op.command(),
             home: op.request.attempt > 0
+                || self.is_at_endpoint(op)
                 || op.route.home
                 || op.run_page_count() > 1
                 || op.command().is_always_home(),
@@ -270,21 +272,41 @@ impl Requester {
         Some(part)
     }
 
-    /// The target of a request, and the node in its destination.
-    pub(super) fn target(&self, op: &Op) -> (Fields, NodeId) {
+    /// The target of a request.
+    fn target(&self, op: &Op) -> Fields {
         let space = self.config.space;
         if let Stage::Anywhere { entropy } = op.stage {
             let [.., shard] = entropy.to_be_bytes();
             let low = u32::try_from(entropy >> 32).unwrap_or(0);
-            return (endpoint(space, NodeId::ANY, shard, low), NodeId::ANY);
+            return endpoint(space, NodeId::ANY, shard, low);
         }
-        let server = self.peers.at(op.route.peer).map(|peer| peer.server);
-        let (node, shard) = server.map_or((NodeId::ANY, 0), |to| (to.node, to.shard));
-        let Some(pointer) = op.pointer() else { return (endpoint(space, node, shard, 0), node) };
+        let Some(pointer) = op.pointer() else {
+            let server = self.peers.at(op.route.peer).map(|peer| peer.server);
+            let (node, shard) = server.map_or((NodeId::ANY, 0), |to| (to.node, to.shard));
+            return endpoint(space, node, shard, 0);
+        };
         // The run begins inside of the line, so this stays inside of the arena.
         let location = pointer.location.bits() + u64::from(op.run.start);
-        let fields = Fields { space, node: pointer.node, command: 0, tag: pointer.tag.0, location };
-        (fields, node)
+        Fields { space, node: pointer.node, command: 0, tag: pointer.tag.0, location }
+    }
+
+    /// The destination of a request with this target, without the command.
+    fn destination(&self, op: &Op, target: Fields) -> Fields {
+        let Some(peer) = self.peers.at(op.route.peer) else { return target };
+        let node = peer.server.node;
+        if self.is_at_endpoint(op) {
+            return endpoint(target.space, node, target.shard(), 0);
+        }
+        Fields { node, ..target }
+    }
+
+    /// Whether the current request for memory goes to the endpoint address of the session's server,
+    /// and not to the pointer: no entry of a switch for memory can lead it to another node.
+    pub(super) fn is_at_endpoint(&self, op: &Op) -> bool {
+        let (Some(peer), Some(pointer)) = (self.peers.at(op.route.peer), op.pointer()) else {
+            return false;
+        };
+        peer.at_endpoint && (op.request.attempt > 0 || pointer.node != peer.server.node)
     }
 
     fn wire_length(&self, op: &Op) -> u32 {
@@ -307,7 +329,7 @@ impl Requester {
     pub(super) fn emit<'b>(&self, origin: Origin, part: Part<'b>) -> SealedRequest<'b> {
         let source = self.config.address().to_ipv6();
         let command = WireCommand::request(part.command, part.home).bits();
-        let destination = Fields { node: part.node, command, ..part.target }.to_ipv6();
+        let destination = Fields { command, ..part.to }.to_ipv6();
         let header = Header {
             target: part.target.to_ipv6(),
             incarnation: self.config.incarnation,

@@ -127,16 +127,18 @@ impl Responder {
             return Verdict::Drop(Event::DropMulticast);
         }
         let is_anycast = to.node == NodeId::ANY && code.command().is_some_and(Command::is_anycast);
-        let is_foreign = !self.is_own_node(to.node) && !is_anycast;
-        if is_foreign && !self.ranges.adopts_from(to.node) {
+        let is_own = self.is_own_node(to.node);
+        // An endpoint's address names one endpoint, wherever its ranges are served.
+        let is_adopted = to.is_memory() && self.ranges.adopts_from(to.node);
+        if !is_own && !is_anycast && !is_adopted {
             return Status::WrongNode.into();
         }
         if u16::from(to.shard()) % self.shard_count != u16::from(self.shard) {
             return Verdict::Drop(Event::DropWrongShard);
         }
-        let is_via = self.is_own_node(to.node);
-        let same_node = target.node == to.node || is_via;
-        if !same_node || !same_except_node(to, target) {
+        let is_at_pointer = (target.node == to.node || is_own) && same_except_node(to, target);
+        let is_at_endpoint = is_own && to.is_endpoint_for(*target);
+        if !is_at_pointer && !is_at_endpoint {
             return Status::Malformed.into();
         }
         let missing = header.required.missing_from(Features::SUPPORTED);
@@ -214,6 +216,7 @@ impl Responder {
         let served =
             self.begun_at.map_or(Duration::ZERO, |begun| request.now.saturating_since(begun));
         let header = Header {
+            flags: header.flags.with(Flags::AT_ENDPOINT),
             session: id,
             length: u32::from(piece_bytes),
             detail,

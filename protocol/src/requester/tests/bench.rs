@@ -125,6 +125,8 @@ pub(super) struct Bench {
     pub(super) now: Timestamp,
     pub(super) requester: Requester,
     pub(super) memory: Memory,
+    /// Whether servers accept requests for memory at their endpoint addresses.
+    pub(super) at_endpoint: bool,
 }
 
 impl Bench {
@@ -143,12 +145,20 @@ impl Bench {
             now: Timestamp::from_nanos(1_000_000_000),
             requester: Requester::new(config),
             memory: Memory::default(),
+            at_endpoint: false,
         }
     }
 
     /// A bench whose session with [`SERVER`] is open.
     pub(super) fn open() -> Self {
         let mut bench = Self::new();
+        bench.open_session(SERVER, SESSION);
+        bench
+    }
+
+    /// The same with a server that accepts requests for memory at its endpoint address.
+    pub(super) fn open_at_endpoint() -> Self {
+        let mut bench = Self { at_endpoint: true, ..Self::new() };
         bench.open_session(SERVER, SESSION);
         bench
     }
@@ -165,7 +175,9 @@ impl Bench {
 
     /// Replies to OPEN.
     pub(super) fn accept(&mut self, open: &Sent, session: u64) {
+        let flag = if self.at_endpoint { Flags::AT_ENDPOINT } else { Flags::default() };
         let reply = Reply::to(open, Status::Ok).with(|header| {
+            header.flags = header.flags.with(flag);
             header.session = session;
             header.length = u32::from(PIECE);
             header.detail = u32::from(generation().number());

@@ -6,6 +6,7 @@
 mod anywhere;
 mod atomic_and_small;
 mod bench;
+mod endpoint;
 mod joining;
 mod leases;
 mod moved;
@@ -34,6 +35,10 @@ pub(super) mod run {
             a_smaller_piece_size_applies_from_the_next_train_on, a_train_states_its_own_piece_size;
         atomic_and_small: atomics_return_the_previous_value, small_requests_and_their_replies,
             a_close_waits_for_what_was_started_before;
+        endpoint: retransmissions_go_to_the_endpoint, a_moved_range_is_requested_at_the_endpoint,
+            a_refusal_of_another_node_is_returned_once, what_another_node_refuses_has_no_effect,
+            the_target_of_a_redirect_still_serves, the_shard_is_the_pointers,
+            a_server_without_the_flag_is_asked_at_the_pointer, each_session_has_its_own_flag;
         leases: an_update_is_joined_and_committed, a_lease_counts_from_the_attempt_of_its_reply,
             a_grant_to_another_endpoint_is_ignored, an_update_waits_at_the_home, a_long_wait_keeps_its_place_and_its_time,
             a_read_waits_for_the_page_that_is_leased, waiting_ends_at_the_deadline, an_update_is_repeated_if_its_grant_expired,

@@ -41,7 +41,7 @@ fn reply_fields() -> impl Strategy<Value = ReplyFields> {
     let rest =
         (0_u16..80, prop::bool::weighted(0.1), prop::bool::weighted(0.1), 0_usize..9, 0_u64..9000);
     // Any of the flags, rarely with the attempt of another request.
-    let lease = (prop_oneof![4 => 0_u16..64, 1 => any::<u16>()], 0_u64..3);
+    let lease = (prop_oneof![4 => 0_u16..128, 1 => any::<u16>()], 0_u64..3);
     (place, rest, lease).prop_map(|(place, rest, (flags, epoch))| {
         let (status, from_other, offset, data_bytes, version, detail, node) = place;
         let (credit, wrong_number, new_incarnation, pages, pass_us) = rest;

@@ -330,6 +330,64 @@ pub(super) fn adopted_ranges_are_served_via_and_directly() {
 }
 
 #[test]
+pub(super) fn an_endpoint_address_must_be_the_servers_and_fit_the_pointer() {
+    let mut world = World::new();
+    let (own, _, foreign) = world.create_adopted();
+    for at in [own, foreign] {
+        let request = read_at(&mut world, at).at_endpoint();
+        let reply = world.one(&request);
+        assert_eq!((reply.status, reply.from.node), (Status::Ok, SERVER), "{at}");
+        assert_eq!(reply.from.location, request.to.location);
+        assert_eq!(reply.header.target, at.to_ipv6());
+        let mut entropy = read_at(&mut world, at).at_endpoint();
+        entropy.to.location |= 0xfeed_f00d;
+        assert_eq!(world.status(&entropy), Status::Ok, "the other bits do not count");
+
+        let mut refused = |change: fn(&mut TestRequest), status| {
+            let mut request = read_at(&mut world, at).at_endpoint();
+            change(&mut request);
+            assert_eq!(world.status(&request), status, "{at} {request:?}");
+        };
+        refused(|request| request.to.tag = 1, Status::Malformed);
+        refused(|request| request.to.location ^= 1 << 40, Status::Malformed);
+        refused(|request| request.to.space = Space(4), Status::Malformed);
+        refused(|request| request.to.node = NodeId(11), Status::WrongNode);
+        refused(|request| request.to.node = NodeId::ANY, Status::WrongNode);
+        // That its ranges are served here does not make another node's endpoint this one.
+        refused(|request| request.to.node = NodeId(4), Status::WrongNode);
+    }
+    let mut ping = TestRequest::server(Command::Ping);
+    ping.to.node = NodeId(4);
+    ping.header.target = Fields { command: 0, ..ping.to }.to_ipv6();
+    assert_eq!(world.status(&ping), Status::WrongNode);
+    let elsewhere = read_at(&mut world, Pointer { node: NodeId(11), ..own }).at_endpoint();
+    assert_eq!(world.status(&elsewhere), Status::WrongNode, "the pages of node 11 are not here");
+    let mut create = TestRequest::anywhere(Command::Create, 5, 1);
+    create.header.target = own.to_ipv6();
+    assert_eq!(world.status(&create), Status::Malformed);
+}
+
+#[test]
+pub(super) fn every_shard_serves_its_pointers_at_its_own_endpoint_address() {
+    let config = Config { shard: 1, shard_count: 3, ..config() };
+    let mut world = World::unopened(&config, 8);
+    let own = |shard| EndpointAddress::of_shard(SPACE, SERVER, shard, 0).to_ipv6();
+    let open = TestRequest::new(Command::Open, own(1)).with(|header| header.length = 4096);
+    world.session = world.one(&open).header.session;
+    let in_shard = |shard: u64| pointer(shard << 40, 1);
+    let request = read_at(&mut world, in_shard(1)).at_endpoint();
+    assert_eq!(world.status(&request), Status::OutOfRange, "as at the pointer");
+    // The core that serves shard 4 is this one, but the pointer is of shard 1.
+    let mut request = read_at(&mut world, in_shard(1)).at_endpoint();
+    request.to.location = Fields::unpack(own(4)).unwrap().location;
+    assert_eq!(world.status(&request), Status::Malformed);
+    let before = world.event(Event::DropWrongShard);
+    let request = read_at(&mut world, in_shard(2)).at_endpoint();
+    assert_eq!(world.send(&request), []);
+    assert_eq!(world.event(Event::DropWrongShard), before + 1);
+}
+
+#[test]
 pub(super) fn ranges_are_whole_lines_without_overlap_and_bounded() {
     let config = Config { limits: Limits { range_count: 2, ..Limits::default() }, ..config() };
     let mut responder = Responder::new(&config).unwrap();

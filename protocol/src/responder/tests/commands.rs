@@ -30,7 +30,7 @@ pub(super) fn replies_repeat_fields_of_the_request() {
     for reply in &replies {
         assert_eq!((reply.to, reply.port), (endpoint(CLIENT), PORT));
         assert_eq!((reply.from.space, reply.from.node), (SPACE, SERVER));
-        assert_eq!(reply.from.location, request.to.location);
+        assert_eq!(reply.from.location, world.routed(&request).to.location);
         assert_eq!(reply.header.target, request.header.target);
         assert_eq!(reply.header.session, world.session);
         assert_eq!(reply.header.sequence, request.header.sequence);

@@ -124,6 +124,8 @@ const TESTS: &[fn()] = &[
     checks::requests_that_must_get_no_reply_are_dropped,
     checks::shards_reply_only_to_their_own_requests,
     checks::adopted_ranges_are_served_via_and_directly,
+    checks::an_endpoint_address_must_be_the_servers_and_fit_the_pointer,
+    checks::every_shard_serves_its_pointers_at_its_own_endpoint_address,
     checks::ranges_are_whole_lines_without_overlap_and_bounded,
     checks::invalid_configurations_are_refused,
     commands::bytes_come_back_at_any_alignment_and_piece_size,
@@ -210,6 +212,16 @@ fn idle_direct_readers_change_nothing() {
         test();
     }
     WITH_READERS.set(false);
+}
+
+/// Whatever a request for memory gets at the pointer, it gets at the server's endpoint address.
+#[test]
+fn the_endpoint_address_is_served_like_the_pointer() {
+    AT_ENDPOINT.set(true);
+    for test in TESTS {
+        test();
+    }
+    AT_ENDPOINT.set(false);
 }
 
 /// Runs the other tests, in one thread, and checks what their worlds counted together.

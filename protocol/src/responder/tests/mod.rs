@@ -94,6 +94,27 @@ impl TestRequest {
         self.with(|header| header.flags = header.flags.with_attempt(attempt))
     }
 
+    /// To the server's endpoint address, if it is a request for memory.
+    pub(super) fn at_endpoint(mut self) -> Self {
+        let Ok(pointer) = Pointer::from_ipv6(self.header.target) else { return self };
+        let endpoint = EndpointAddress::for_memory(SERVER, pointer);
+        let to = Fields::unpack(endpoint.to_ipv6()).unwrap();
+        self.to = Fields { command: self.to.command, ..to };
+        self
+    }
+
+    /// Whether it is for memory, and its destination is the pointer, possibly with another node.
+    fn is_at_pointer(&self) -> bool {
+        let node = self.to.node;
+        let at_pointer = Pointer::from_ipv6(self.header.target)
+            .is_ok_and(|pointer| Pointer { node, ..pointer }.to_ipv6() == self.without_command());
+        at_pointer && node != NodeId::ANY
+    }
+
+    fn without_command(&self) -> Ipv6Addr {
+        Fields { command: 0, ..self.to }.to_ipv6()
+    }
+
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; HEADER_BYTES];
         self.header.emit(&mut bytes, 0);
@@ -114,6 +135,8 @@ pub(super) fn stamp(bytes: usize, seed: u8) -> Vec<u8> {
 thread_local! {
     /// Whether new worlds have direct readers.
     static WITH_READERS: Cell<bool> = const { Cell::new(false) };
+    /// Whether requests for memory are sent to the server's endpoint address.
+    static AT_ENDPOINT: Cell<bool> = const { Cell::new(false) };
 }
 
 /// A responder, its store, and one client's session.
@@ -170,6 +193,7 @@ impl World {
 
     /// Offers a request once.
     pub(super) fn offer(&mut self, request: &TestRequest) -> Result<(), DrainFirst> {
+        let request = &self.routed(request);
         let (bytes, to) = (request.bytes(), request.to.to_ipv6());
         let offered = match Datagram::parse(request.from, to, &bytes) {
             Ok(datagram) => {
@@ -182,6 +206,18 @@ impl World {
         };
         self.check_marks();
         offered
+    }
+
+    /// The request as it is sent: a request that the server serves at the pointer may go to its
+    /// endpoint address.
+    pub(super) fn routed(&self, request: &TestRequest) -> TestRequest {
+        let node = request.to.node;
+        let is_served = node == SERVER || self.responder.ranges.adopts_from(node);
+        if AT_ENDPOINT.get() && is_served && request.is_at_pointer() {
+            request.clone().at_endpoint()
+        } else {
+            request.clone()
+        }
     }
 
     /// Direct readers answer no READ of a leased page, from before its grant can be sent.

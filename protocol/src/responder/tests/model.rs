@@ -14,8 +14,8 @@ enum Step {
     Read(usize, usize, usize),
     Write(usize, usize, usize),
     Zero(usize, usize, usize),
-    /// One of the last requests is repeated.
-    Again(usize),
+    /// One of the last requests is repeated, to the pointer or to the endpoint address.
+    Again(usize, bool),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -27,7 +27,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => range().prop_map(|(which, start, length)| Step::Read(which, start, length)),
         4 => range().prop_map(|(which, start, length)| Step::Write(which, start, length)),
         1 => range().prop_map(|(which, start, length)| Step::Zero(which, start, length)),
-        4 => any::<usize>().prop_map(Step::Again),
+        4 => (any::<usize>(), any::<bool>()).prop_map(|(which, at)| Step::Again(which, at)),
     ]
 }
 
@@ -113,9 +113,10 @@ impl Model {
                 let request = self.numbered(request.with(|header| header.length = length as u32));
                 prop_assert_eq!(self.world.status(&request), Status::Ok);
             }
-            Step::Again(which) if !self.sent.is_empty() => {
+            Step::Again(which, at_endpoint) if !self.sent.is_empty() => {
                 let recent = self.sent.len().min(150);
                 let request = self.sent[self.sent.len() - 1 - which % recent].clone();
+                let request = if at_endpoint { request.at_endpoint() } else { request };
                 self.world.send(&request.attempt(1));
             }
             _ => {}
@@ -194,6 +195,7 @@ proptest! {
             };
             let mut request = TestRequest::new(Command::Ping, target.to_ipv6()).carrying(&data);
             request.to.command = command & 0x7f;
+            request = if word % 13 == 0 { request.at_endpoint() } else { request };
             request.header = Header {
                 flags: Flags::from_bits(u16::from(flags)),
                 session: if word % 11 == 0 { number } else { world.session },

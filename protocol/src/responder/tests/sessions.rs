@@ -23,9 +23,11 @@ pub(super) fn the_reply_to_open_describes_the_session() {
     assert_eq!((reply.status, header.sequence, header.incarnation), (Status::Ok, 12345, 5));
     assert_eq!((header.length, header.credit, header.detail), (1368, 512, 2));
     assert_eq!(header.range_epoch, 1);
+    assert_eq!(header.flags, Flags::AT_ENDPOINT);
     assert_ne!(header.session, 0);
     let again = world.one(&request.clone().attempt(1));
     assert_eq!(again.header.session, header.session);
+    assert_eq!(again.header.flags, Flags::AT_ENDPOINT.with_attempt(1));
     assert_eq!(world.event(Event::OpenRepeated), 1);
     let other = world.one(&open(CLIENT, 1, 12346, 1024)).header;
     assert_ne!(other.session, header.session);
