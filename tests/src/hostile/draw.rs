@@ -4,7 +4,7 @@ use core::ops::Range;
 use std::net::Ipv6Addr;
 
 use bluebridge_wire::{
-    Command, EndpointAddress, Flags, Header, NodeId, WireCommand,
+    Command, EndpointAddress, Flags, Header, NodeId, Pointer, WireCommand,
     address::{Fields, LINE_BYTES, PAGE_BYTES},
 };
 use rand::{Rng, rngs::SmallRng};
@@ -91,7 +91,16 @@ impl Draw<'_> {
             ..Header::default()
         };
         let bits = WireCommand::request(command, self.rng.random_bool(0.3)).bits();
-        let destination = Fields { command: bits, ..target }.to_ipv6();
+        // Requests for memory, as first tries and as retransmissions.
+        let pointer = Pointer::from_ipv6(target.to_ipv6()).ok();
+        let to = match pointer.filter(|_| self.rng.random_bool(0.2)) {
+            Some(pointer) => {
+                let address = EndpointAddress::for_memory(self.server.node, pointer);
+                Fields { tag: 0, location: address.location_bits(), node: address.node, ..target }
+            }
+            None => target,
+        };
+        let destination = Fields { command: bits, ..to }.to_ipv6();
         Forged {
             source: self.source(),
             destination,

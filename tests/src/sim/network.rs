@@ -177,6 +177,22 @@ impl Network {
         self.pipeline.delete(page).is_ok()
     }
 
+    /// Leads requests for a node's memory to an endpoint, as an entry for a range does that the
+    /// endpoint does not serve; addresses of the node's endpoint do not match it.
+    pub(super) fn lead_astray(&mut self, node: NodeId, endpoint: usize) {
+        let forward = Forward { port: port_of(endpoint), dst_mac: mac_of(endpoint) };
+        let (key, action) = (memory_of(node), Action::Forward(forward));
+        let entry = Entry { key, action, idle_timeout: None, metadata: Vec::new() };
+        if self.pipeline.insert(&entry).is_err() {
+            self.pipeline.modify(&entry).expect("an entry is absent or present");
+        }
+    }
+
+    /// Ends [`Self::lead_astray`]; false if the switch has lost the entry meanwhile.
+    pub(super) fn end_astray(&mut self, node: NodeId) -> bool {
+        self.pipeline.delete(&memory_of(node)).is_ok()
+    }
+
     /// Drops all frames of a link in one direction until a time.
     pub(super) fn cut(&mut self, endpoint: usize, direction: Direction, until: Timestamp) {
         self.links[endpoint].cut[direction as usize] = until;
@@ -278,6 +294,13 @@ impl Network {
     fn at(&self, now: Timestamp) -> std::time::Instant {
         self.start + Duration::from_nanos(now.as_nanos())
     }
+}
+
+/// The directory's key for a node's memory: the prefix of the node, and a clear first bit of the
+/// location.
+fn memory_of(node: NodeId) -> Key {
+    let prefix = (u128::from(SPACE.scope()) << 80) | (u128::from(node.0) << 64);
+    Key::Directory { prefix, prefix_len: NODE_PREFIX_LEN + 1 }
 }
 
 fn port_of(endpoint: usize) -> SwitchPort {

@@ -48,6 +48,16 @@ impl LinkPlan {
 /// A fault, or an action of an operator.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Fault {
+    /// The switch leads requests for a server's memory to another endpoint; those to the server's
+    /// endpoint address arrive.
+    Astray {
+        /// Whose memory.
+        server: usize,
+        /// Where they arrive.
+        endpoint: usize,
+        /// How long.
+        length: Duration,
+    },
     /// The server has no authority for a while.
     Authority {
         /// Which server.
@@ -195,7 +205,7 @@ impl Plan {
             session_idle: if short { Duration::from_millis(40) } else { Duration::from_secs(60) },
             provisional: Duration::from_millis(if short { 100 } else { 2000 }),
             skew_ppm: (0..endpoints).map(|_| rng.random_range(-10_000..=10_000)).collect(),
-            faults: faults(&mut rng, clients, servers, moves),
+            faults: faults(&mut rng, (seed, clients, servers), moves),
             links,
             cancel: if rng.random_bool(0.3) { 0.02 } else { 0.0 },
             refuse: if rng.random_bool(0.2) { 0.002 } else { 0.0 },
@@ -239,7 +249,11 @@ fn links(rng: &mut SmallRng, endpoints: usize) -> Vec<LinkPlan> {
         .collect()
 }
 
-fn faults(rng: &mut SmallRng, clients: usize, servers: usize, moves: bool) -> Vec<(usize, Fault)> {
+fn faults(
+    rng: &mut SmallRng,
+    (seed, clients, servers): (u64, usize, usize),
+    moves: bool,
+) -> Vec<(usize, Fault)> {
     let count = *[0, 0, 1, 3, 6, 10].choose(rng).expect("some");
     let ends = clients + servers;
     let mut faults: Vec<_> = (0..count)
@@ -282,6 +296,26 @@ fn faults(rng: &mut SmallRng, clients: usize, servers: usize, moves: bool) -> Ve
             faults.push((rng.random_range(50..OPERATIONS), fault));
         }
     }
+    faults.extend(astray(seed, clients, servers));
     faults.sort_by_key(|(at, _)| *at);
     faults
+}
+
+/// In half of the runs, the switch leads requests astray for a while, a few times.
+fn astray(seed: u64, clients: usize, servers: usize) -> Vec<(usize, Fault)> {
+    // Random numbers of its own, so that the rest of a seed's plan does not depend on it.
+    let mut rng = SmallRng::seed_from_u64(seed ^ 0xa57a);
+    let count = *[0, 0, 1, 4].choose(&mut rng).expect("some");
+    (0..count)
+        .map(|_| {
+            let server = rng.random_range(0..servers);
+            // Another server in most cases: a client does not reply.
+            let others = (0..clients + servers).filter(|end| *end != clients + server);
+            let first = if servers > 1 && rng.random_bool(0.8) { clients } else { 0 };
+            let ends: Vec<_> = others.filter(|end| *end >= first).collect();
+            let endpoint = *ends.choose(&mut rng).expect("there is a client");
+            let length = Duration::from_micros(rng.random_range(1_000..=400_000));
+            (rng.random_range(0..OPERATIONS), Fault::Astray { server, endpoint, length })
+        })
+        .collect()
 }

@@ -66,6 +66,7 @@ impl Report {
 
     pub(super) fn count_fault(&mut self, fault: Fault) {
         let name = match fault {
+            Fault::Astray { .. } => "requests led astray",
             Fault::Authority { .. } => "authority taken",
             Fault::ClientRestart { zombie: true, .. } => "client restarted, the old one still runs",
             Fault::ClientRestart { .. } => "client restarted",

@@ -38,6 +38,7 @@ enum Event {
     Program,
     Return { server: usize, contents: bool },
     Authority { server: usize },
+    EndAstray { server: usize },
     Cancel { client: usize, id: OperationId, token: u64 },
     Probe,
     Finale,
@@ -239,6 +240,10 @@ impl World {
             Event::Authority { server } => {
                 trace!(self, "server {server} has authority again");
                 self.servers[server].set_authority(true);
+            }
+            Event::EndAstray { server } => {
+                let was_there = self.network.end_astray(super::server_node(server));
+                trace!(self, "requests for server {server} arrive again ({was_there})");
             }
             Event::Cancel { client, id, token } => return self.cancel(client, id, token),
             Event::Probe => self.probe(),

@@ -167,7 +167,7 @@ fn check_coverage(report: &Report) {
         "counters without an event, and those that are known to have none"
     );
     let kinds = |group: &str| report.counts.keys().filter(|(of, _)| *of == group).count();
-    assert_eq!(kinds("fault"), 14, "every kind of fault occurred");
+    assert_eq!(kinds("fault"), 15, "every kind of fault occurred");
     assert_eq!(kinds("move"), 2, "lines moved, and back");
     for task in TASKS {
         let done = report.outcomes.get(&(task, "ok".to_owned())).copied().unwrap_or(0);

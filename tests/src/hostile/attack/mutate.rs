@@ -86,6 +86,7 @@ pub(in crate::hostile) fn header(rng: &mut SmallRng, header: &mut Header) {
                 Flags::SELECTIVE,
                 Flags::QUEUED,
                 Flags::LAST_COMMITTED,
+                Flags::AT_ENDPOINT,
             ];
             let flag = *flags.choose(rng).unwrap_or(&Flags::ZERO);
             header.flags = header.flags.with(flag);

@@ -5,7 +5,7 @@ use core::time::Duration;
 use bluebridge_protocol::{Timestamp, requester::OperationId, store::PageStore};
 
 use super::{Event, World};
-use crate::sim::{migration::Move, network::Direction, plan::Fault};
+use crate::sim::{migration::Move, network::Direction, plan::Fault, server_node};
 
 /// How long a server responds SHUTTING_DOWN.
 const SHUTDOWN: Duration = Duration::from_millis(5);
@@ -26,6 +26,11 @@ impl World {
         self.report.count_fault(fault);
         let (now, clients) = (self.now, self.clients.len());
         match fault {
+            Fault::Astray { server, endpoint, length } => {
+                // No trouble for the server's clients: nothing may end by what another node replies.
+                self.network.lead_astray(server_node(server), endpoint);
+                self.push(now + length, Event::EndAstray { server });
+            }
             Fault::Authority { server, length } => {
                 self.trouble(server, now + length);
                 self.servers[server].set_authority(false);

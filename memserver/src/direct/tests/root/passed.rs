@@ -3,15 +3,15 @@
 use std::net::Ipv6Addr;
 
 use bluebridge_wire::{
-    Command, NodeId,
+    Command, EndpointAddress, Header, NodeId, Pointer, Status,
     address::{Fields, PAGE_BYTES},
     header::HEADER_BYTES,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::{
-    frames::{ETHERNET_BYTES, UDP_END, frame, frame_to, head, parts, resealed, udp_frame},
-    rig::{NEXT, Rig},
+    frames::{ETHERNET_BYTES, HOME, UDP_END, frame, frame_to, head, parts, resealed, udp_frame},
+    rig::{NEXT, Rig, SERVER},
 };
 use crate::direct::ReadCounts;
 
@@ -51,6 +51,23 @@ fn what_is_not_plain_is_for_the_server() {
     // READs of several pages, and repetitions, bypass redirects.
     let (target, header) = rig.read(grant, 0, 64);
     rig.assert_passed(&frame_to(Command::Read.code() | 0x40, target, target, &header, &[]), form);
+    // At the endpoint address, where repetitions and requests for other nodes' pages arrive: also a
+    // first try of the server's own page, which the server answers.
+    let pointed = Pointer::from_ipv6(target).expect("a pointer");
+    for at in [pointed, Pointer { node: NodeId(21), ..pointed }] {
+        let endpoint = EndpointAddress::for_memory(SERVER, at).to_ipv6();
+        for (bits, attempt) in [(0, 0), (HOME, 0), (HOME, 1)] {
+            let (_, header) = rig.read(grant, 0, 64);
+            let header = Header { flags: header.flags.with_attempt(attempt), ..header };
+            let code = Command::Read.code() | bits;
+            let read = frame_to(code, endpoint, at.to_ipv6(), &header, &[]);
+            rig.assert_passed(&read, form);
+            let reply = rig.respond(&read).expect("the responder answers");
+            let status = Fields::unpack(parts(&reply).0).expect("of the fabric").tag;
+            let own = if at == pointed { Status::Ok } else { Status::WrongNode };
+            assert_eq!(status, own.code());
+        }
+    }
     // Not of this server, or no READ at all: not even counted.
     let counts = rig.memory.counters.counts();
     let (target, header) = rig.read(grant, 0, 64);
