@@ -8,6 +8,7 @@ use bluebridge_controller::driver::{
     DriverError, OpenFlowAddress, OpenFlowConnector, SwitchConnector as _,
 };
 use bluebridge_northbound::proto::{NodeState, StatusResponse, SwitchStatus};
+use bluebridge_p4::pipeline::{Action, Entry, Forward, Key, SwitchPort};
 use bluebridge_p4::proto::bluebridge::switch::v1::{Impairment, ListPortsResponse};
 use bluebridge_p4::proto::p4::v1;
 use bluebridge_rack::control::tables::{self, Act, Match, PortNames, TableLine};
@@ -15,12 +16,13 @@ use bluebridge_rack::control::{controller_status, impair, switch_ports};
 use bluebridge_rack::daemon::DEVICE_ID;
 use bluebridge_rack::layout::{OPENFLOW, P4RUNTIME};
 use bluebridge_rack::spec::{DataPlane, Node};
-use bluebridge_wire::Pointer;
-use bluebridge_wire::address::PAGE_SHIFT;
+use bluebridge_wire::address::{NODE_PREFIX_LEN, PAGE_SHIFT};
+use bluebridge_wire::{NodeId, Pointer};
 use v1::p4_runtime_client::P4RuntimeClient;
-use v1::set_forwarding_pipeline_config_request::Action;
+use v1::set_forwarding_pipeline_config_request::Action as ConfigAction;
 
 use super::TestRack;
+use super::endpoint::SPACE;
 
 /// How long a controller that has just started may take to receive a heartbeat of every endpoint.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(20);
@@ -155,6 +157,43 @@ impl TestRack {
         }
     }
 
+    /// Leads requests for a node's memory to another endpoint, with the primary's election id from
+    /// the status. A controller that runs removes the entry soon.
+    ///
+    /// # Panics
+    /// If the switch refuses.
+    pub fn lead_astray(&self, switch: &SwitchStatus, node: NodeId, to: Node) {
+        let election_id =
+            v1::Uint128 { high: switch.election_id_high, low: switch.election_id_low };
+        let port = self.rack().layout().port_of(to).expect("an endpoint of the rack");
+        let forward = Forward { port: SwitchPort(port.number), dst_mac: port.peer_mac };
+        // The node's prefix, and a clear first bit of the location: memory, and no endpoint address.
+        let prefix = (u128::from(SPACE.scope()) << 80) | (u128::from(node.0) << 64);
+        let entry = Entry {
+            key: Key::Directory { prefix, prefix_len: NODE_PREFIX_LEN + 1 },
+            action: Action::Forward(forward),
+            idle_timeout: None,
+            metadata: Vec::new(),
+        };
+        let entry = bluebridge_p4::entry::encode(&entry).expect("an entry of the pipeline");
+        let entity = v1::Entity { entity: Some(v1::entity::Entity::TableEntry(entry)) };
+        let update = v1::Update { r#type: v1::update::Type::Insert.into(), entity: Some(entity) };
+        let request = v1::WriteRequest {
+            device_id: DEVICE_ID,
+            election_id: Some(election_id),
+            updates: vec![update],
+            ..v1::WriteRequest::default()
+        };
+        self.enter(Node::Switch, || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime").block_on(async {
+                let uri = format!("http://{P4RUNTIME}");
+                let mut client = P4RuntimeClient::connect(uri).await.expect("the switch listens");
+                client.write(request).await.expect("the entry is taken");
+            });
+        });
+    }
+
     /// Empties every table of the switch without the controller: pushes the pipeline again with
     /// another cookie, with the primary's election id.
     ///
@@ -172,7 +211,7 @@ impl TestRack {
         let request = v1::SetForwardingPipelineConfigRequest {
             device_id: DEVICE_ID,
             election_id: Some(election_id),
-            action: Action::VerifyAndCommit.into(),
+            action: ConfigAction::VerifyAndCommit.into(),
             config: Some(config),
             ..v1::SetForwardingPipelineConfigRequest::default()
         };

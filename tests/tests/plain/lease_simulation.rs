@@ -84,7 +84,9 @@ fn check_coverage(sum: &Report) {
         let count = sum.counts.get(&("lease world", event.to_owned())).copied().unwrap_or(0);
         assert!(count > 0, "never {event}");
     }
-    for event in ["controller restarted", "redirect installed", "redirect removed"] {
+    for event in
+        ["controller restarted", "redirect installed", "redirect removed", "requests led astray"]
+    {
         let count = sum.counts.get(&("lease world", event.to_owned())).copied().unwrap_or(0);
         assert!(count > 0, "never {event}");
     }

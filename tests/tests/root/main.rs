@@ -1,6 +1,7 @@
 //! Racks of the real daemons with real packets, in network namespaces of this machine.
 
 mod hostile_rack;
+mod rack_astray;
 mod rack_colours;
 mod rack_direct_reads;
 mod rack_examples;

@@ -38,9 +38,11 @@ const SKEW_PPM: i64 = 7_000;
 
 enum Event {
     Act { client: usize, life: u32, token: u64 },
+    Astray { client: usize },
     AtEnd { endpoint: usize, frame: Vec<u8> },
     AtSwitch { endpoint: usize, frame: Vec<u8> },
     Crash { client: usize },
+    EndAstray,
     Freeze { client: usize },
     ForgetRedirects,
     Redirect(Redirect),
@@ -211,6 +213,15 @@ impl World {
             };
             self.push(at, event);
         }
+        // Random numbers of their own, so that the rest of a seed's run does not depend on them.
+        let mut rng = SmallRng::seed_from_u64(self.plan.seed ^ 0xa57a);
+        for _ in 0..*[0, 0, 1, 3].choose(&mut rng).expect("some") {
+            let at = self.now + Duration::from_micros(rng.random_range(0..300_000));
+            let end = at + Duration::from_micros(rng.random_range(1_000..100_000));
+            let client = rng.random_range(0..self.clients.len());
+            self.push(at, Event::Astray { client });
+            self.push(end, Event::EndAstray);
+        }
     }
 
     fn program(&mut self) {
@@ -238,6 +249,13 @@ impl World {
                 }
                 let frames: Vec<_> = self.network.switch(self.now, endpoint, frame).collect();
                 self.send_down(frames);
+            }
+            Event::Astray { client } => {
+                self.count("requests led astray");
+                self.network.lead_astray(server_node(0), client);
+            }
+            Event::EndAstray => {
+                self.network.end_astray(server_node(0));
             }
             Event::Crash { client } => {
                 self.count("client crashed");
@@ -389,7 +407,11 @@ impl World {
         self.events.retain(|_, event| {
             !matches!(
                 event,
-                Event::Crash { .. } | Event::StopServer | Event::WipeSwitch | Event::Freeze { .. }
+                Event::Astray { .. }
+                    | Event::Crash { .. }
+                    | Event::StopServer
+                    | Event::WipeSwitch
+                    | Event::Freeze { .. }
             )
         });
         let patience = Duration::from_secs(15);
