@@ -196,6 +196,10 @@ pub(super) fn what_another_node_refuses_has_no_effect() -> Counters {
     let mut bench = Bench::open_at_endpoint();
     bench.write(0, 100, 1);
     let first = bench.sent_one();
+    // Another node executes nothing: its OK is neither believed nor a sign that something went astray.
+    bench.reply(&Reply::to(&first, Status::Ok).by_node(OTHER));
+    bench.sent_nothing();
+    bench.completed_nothing();
     bench.reply(&Reply::to(&first, Status::NoSession).by_node(OTHER));
     let again = bench.sent_one();
     bench.reply(&Reply::to(&again, Status::Ok));
