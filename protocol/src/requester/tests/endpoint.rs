@@ -7,7 +7,7 @@ use bluebridge_wire::{Command, EndpointAddress, Flags, NodeId, Pointer, Status};
 use proptest::prelude::*;
 
 use super::super::{Counters, Event, Operation, Output, Server};
-use super::bench::{Bench, HOME, OTHER, PIECE, Reply, SERVER, SESSION, Sent, pattern, pointer};
+use super::bench::{Bench, HOME, OTHER, PIECE, Reply, SESSION, Sent, pattern, pointer};
 
 const OTHER_SERVER: Server = Server { node: OTHER, shard: 0 };
 
