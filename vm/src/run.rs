@@ -27,8 +27,6 @@ use crate::{
 const OUTPUT_BYTES_MAX: u64 = 64 << 20;
 /// The lines of the console that an error shows.
 const CONSOLE_LINES: usize = 25;
-/// Machines give way to everything else, because they are slow in any case.
-const NICE: i32 = 10;
 /// What the kernel writes to the console when it panics.
 const PANIC: &str = "Kernel panic - not syncing";
 
@@ -278,7 +276,7 @@ fn bind_to_this_thread(command: &mut Command) {
         if getppid() != Some(runner) {
             return Err(io::ErrorKind::NotConnected.into());
         }
-        rustix::process::nice(NICE).map(drop).map_err(io::Error::from)
+        Ok(())
     };
     // SAFETY: the closure makes system calls only; it neither allocates nor takes a lock.
     unsafe { command.pre_exec(prepare) };
