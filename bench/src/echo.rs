@@ -3,10 +3,13 @@
 use std::{
     io,
     net::{Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket},
+    os::fd::AsRawFd,
+    ptr,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
+use libc::c_int;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::{contest::Contestant, placement::now};
@@ -24,6 +27,42 @@ pub struct Sizes {
     pub request_bytes: usize,
     /// The length of a response.
     pub answer_bytes: usize,
+    /// The length of a datagram, at least 1. Longer requests and responses are trains: datagrams that one system call
+    /// sends (UDP_SEGMENT), all of this length except for the last one.
+    pub datagram_bytes: usize,
+}
+
+impl Sizes {
+    /// The datagrams of a request.
+    #[must_use]
+    pub fn request_datagrams(self) -> usize {
+        self.request_bytes.div_ceil(self.datagram_bytes)
+    }
+
+    /// The datagrams of a response.
+    #[must_use]
+    pub fn answer_datagrams(self) -> usize {
+        self.answer_bytes.div_ceil(self.datagram_bytes)
+    }
+
+    /// Makes a socket send longer payloads as trains.
+    pub(crate) fn apply(self, socket: &UdpSocket) -> io::Result<()> {
+        if self.request_bytes.max(self.answer_bytes) <= self.datagram_bytes {
+            return Ok(());
+        }
+        let bytes = c_int::try_from(self.datagram_bytes).map_err(io::Error::other)?;
+        // SAFETY: the option is read from a live number of the length that is passed.
+        let result = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_UDP,
+                libc::UDP_SEGMENT,
+                ptr::from_ref(&bytes).cast(),
+                u32::try_from(size_of::<c_int>()).unwrap_or(0),
+            )
+        };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
 }
 
 /// A socket on one address, which need not be assigned to an interface.
@@ -43,12 +82,17 @@ pub fn bind(address: Ipv6Addr, port: u16) -> io::Result<UdpSocket> {
 /// # Errors
 /// The system's error.
 pub fn serve(socket: &UdpSocket, sizes: Sizes, stop: &AtomicBool) -> io::Result<()> {
+    sizes.apply(socket)?;
     let mut buffer = vec![0; sizes.request_bytes.max(sizes.answer_bytes)];
-    let mut quiet = 0_u32;
+    let (mut quiet, mut arrived) = (0_u32, 0);
     loop {
         match socket.recv_from(&mut buffer) {
             Ok((_, from)) => {
-                socket.send_to(&buffer[..sizes.answer_bytes], from)?;
+                arrived += 1;
+                if arrived == sizes.request_datagrams() {
+                    arrived = 0;
+                    socket.send_to(&buffer[..sizes.answer_bytes], from)?;
+                }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => quiet += 1,
             Err(error) => return Err(error),
@@ -75,23 +119,31 @@ pub struct Echo {
 
 impl Echo {
     /// Like a program with many peers: `sendto` and `recvfrom`.
-    #[must_use]
-    pub fn unconnected(socket: UdpSocket, to: SocketAddrV6, sizes: Sizes) -> Self {
+    ///
+    /// # Errors
+    /// The system's error if it cannot send trains.
+    pub fn unconnected(socket: UdpSocket, to: SocketAddrV6, sizes: Sizes) -> io::Result<Self> {
         Self::new("udp echo", socket, Some(SocketAddr::V6(to)), sizes)
     }
 
     /// Like a program with one peer: the route is looked up once.
     ///
     /// # Errors
-    /// The system's error when connecting.
+    /// The system's error when connecting, or if it cannot send trains.
     pub fn connected(socket: UdpSocket, to: SocketAddrV6, sizes: Sizes) -> io::Result<Self> {
         socket.connect(to)?;
-        Ok(Self::new("udp echo, connected", socket, None, sizes))
+        Self::new("udp echo, connected", socket, None, sizes)
     }
 
-    fn new(name: &'static str, socket: UdpSocket, to: Option<SocketAddr>, sizes: Sizes) -> Self {
+    fn new(
+        name: &'static str,
+        socket: UdpSocket,
+        to: Option<SocketAddr>,
+        sizes: Sizes,
+    ) -> io::Result<Self> {
+        sizes.apply(&socket)?;
         let buffer = vec![0; sizes.request_bytes.max(sizes.answer_bytes)];
-        Self { name, socket, to, sizes, buffer }
+        Ok(Self { name, socket, to, sizes, buffer })
     }
 
     fn round_trip(&mut self) -> io::Result<()> {
@@ -101,15 +153,22 @@ impl Echo {
             None => self.socket.send(request)?,
         };
         let deadline = now() + DEADLINE;
-        let mut spins = 0_u32;
+        let (mut spins, mut arrived) = (0_u32, 0);
         loop {
             let received = match self.to {
                 Some(_) => self.socket.recv_from(&mut self.buffer).map(|(bytes, _)| bytes),
                 None => self.socket.recv(&mut self.buffer),
             };
             match received {
-                Ok(bytes) if bytes == self.sizes.answer_bytes => return Ok(()),
-                Ok(bytes) => return Err(io::Error::other(format!("a response of {bytes} bytes"))),
+                Ok(bytes) => {
+                    arrived += bytes;
+                    if arrived == self.sizes.answer_bytes {
+                        return Ok(());
+                    }
+                    if arrived > self.sizes.answer_bytes || bytes != self.sizes.datagram_bytes {
+                        return Err(io::Error::other(format!("a response of {arrived} bytes")));
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => spins += 1,
                 Err(error) => return Err(error),
             }

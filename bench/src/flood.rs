@@ -126,11 +126,15 @@ fn address(of: SocketAddrV6) -> sockaddr_in6 {
 /// # Errors
 /// The system's error.
 pub fn serve(socket: &UdpSocket, sizes: Sizes, stop: &AtomicBool) -> io::Result<()> {
+    sizes.apply(socket)?;
     let mut batches = Batches::new(sizes.request_bytes, sizes.answer_bytes);
-    let mut waiting = Vec::with_capacity(2 * BATCH);
+    let (mut arrived, mut waiting) = (Vec::with_capacity(BATCH), Vec::with_capacity(2 * BATCH));
+    let datagrams = sizes.request_datagrams();
     while !stop.load(Ordering::Acquire) {
         if waiting.len() < BATCH {
-            batches.receive(socket, &mut waiting)?;
+            batches.receive(socket, &mut arrived)?;
+            let complete = arrived.len() - arrived.len() % datagrams;
+            waiting.extend(arrived.drain(..complete).step_by(datagrams));
         }
         let first = waiting.len().min(BATCH);
         let sent = if first == 0 { 0 } else { batches.send(socket, &mut waiting[..first])? };
@@ -151,9 +155,10 @@ pub fn run(
     outstanding: usize,
     operation_count: usize,
 ) -> io::Result<Duration> {
+    sizes.apply(socket)?;
     let mut batches = Batches::new(sizes.answer_bytes, sizes.request_bytes);
     let mut to = vec![address(to); BATCH];
-    let mut answers = Vec::with_capacity(BATCH);
+    let mut answers = Vec::with_capacity(2 * BATCH);
     let (mut answered, mut in_flight) = (0, 0_usize);
     let start = now();
     let mut last_response = start;
@@ -162,21 +167,24 @@ pub fn run(
         if room > 0 {
             in_flight += batches.send(socket, &mut to[..room])?;
         }
-        answers.clear();
+        let before = answers.len();
         batches.receive(socket, &mut answers)?;
-        if answers.is_empty() {
+        if answers.len() == before {
             let silence = now() - last_response;
             if silence > SILENCE {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             if silence > Duration::from_millis(1) {
                 in_flight = 0;
+                answers.clear();
             }
             continue;
         }
         last_response = now();
-        answered += answers.len();
-        in_flight = in_flight.saturating_sub(answers.len());
+        let complete = answers.len() / sizes.answer_datagrams();
+        answers.drain(..complete * sizes.answer_datagrams());
+        answered += complete;
+        in_flight = in_flight.saturating_sub(complete);
     }
     Ok(now() - start)
 }
@@ -190,7 +198,16 @@ mod tests {
 
     #[test]
     fn every_request_of_a_flood_is_answered_to_where_it_came_from() {
-        let sizes = Sizes { request_bytes: 100, answer_bytes: 300 };
+        flood_of(Sizes { request_bytes: 100, answer_bytes: 300, datagram_bytes: 300 });
+    }
+
+    #[test]
+    fn requests_and_responses_may_be_trains() {
+        flood_of(Sizes { request_bytes: 100, answer_bytes: 300, datagram_bytes: 140 });
+        flood_of(Sizes { request_bytes: 300, answer_bytes: 100, datagram_bytes: 140 });
+    }
+
+    fn flood_of(sizes: Sizes) {
         let [server, client] = [(); 2].map(|()| bind(Ipv6Addr::LOCALHOST, 0).expect("a port"));
         let port = server.local_addr().expect("it is bound").port();
         let to = SocketAddrV6::new(Ipv6Addr::LOCALHOST, port, 0, 0);
@@ -205,8 +222,10 @@ mod tests {
         });
         // Responses that were in flight when the last one arrived.
         let mut answer = [0; 400];
+        let last = sizes.answer_bytes - (sizes.answer_datagrams() - 1) * sizes.datagram_bytes;
         while let Ok((bytes, from)) = client.recv_from(&mut answer) {
-            assert_eq!((bytes, from), (sizes.answer_bytes, to.into()));
+            assert!(bytes == last || bytes == sizes.datagram_bytes, "{bytes}");
+            assert_eq!(from, to.into());
         }
     }
 }

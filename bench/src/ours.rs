@@ -38,17 +38,27 @@ impl Operation {
         }
     }
 
-    /// The UDP payloads of one operation on `bytes` bytes that fit one datagram; an echo uses the same
-    /// lengths.
+    /// The UDP payloads of one operation on `bytes` bytes of a page, with at most `piece_bytes` of them in a
+    /// datagram, at least 1; an echo uses the same lengths.
     #[must_use]
-    pub const fn sizes(self, bytes: usize) -> Sizes {
+    pub const fn sizes(self, bytes: usize, piece_bytes: usize) -> Sizes {
         let (asked, answered) = match self {
             Self::Create | Self::Delete => (0, 0),
             Self::Read => (0, bytes),
             Self::Write => (bytes, 0),
         };
-        Sizes { request_bytes: HEADER_BYTES + asked, answer_bytes: HEADER_BYTES + answered }
+        Sizes {
+            request_bytes: train_bytes(asked, piece_bytes),
+            answer_bytes: train_bytes(answered, piece_bytes),
+            datagram_bytes: HEADER_BYTES + piece_bytes,
+        }
     }
+}
+
+/// Each piece has a header, and so has a datagram without data.
+const fn train_bytes(data_bytes: usize, piece_bytes: usize) -> usize {
+    let pieces = data_bytes.div_ceil(piece_bytes);
+    data_bytes + HEADER_BYTES * if pieces == 0 { 1 } else { pieces }
 }
 
 /// One operation at a time on one server.

@@ -139,6 +139,12 @@ impl Endpoints {
         Ok(Client::open(config, UdpTransport::open(&carrier)?))
     }
 
+    /// What an operation sends and receives, in pieces that fit the links.
+    fn sizes(&self, plan: Plan) -> Sizes {
+        let piece_bytes = self.membership.assignment().piece_bytes;
+        plan.operation.sizes(plan.bytes, piece_bytes.max(1) as usize)
+    }
+
     fn address(&self, node: NodeId) -> Ipv6Addr {
         EndpointAddress::new(self.membership.assignment().space, node, 0).to_ipv6()
     }
@@ -157,7 +163,7 @@ impl Endpoints {
 pub(super) fn run(rack: &Rack, endpoints: &Arc<Endpoints>, plan: Plan) -> anyhow::Result<Report> {
     let turns = Turns::new();
     let probe = Probe::default();
-    let sizes = plan.operation.sizes(plan.bytes);
+    let sizes = endpoints.sizes(plan);
     let socket = rack
         .enter(SERVER, || echo::bind(endpoints.address(endpoints.server), ECHO_PORT))?
         .context("cannot open the echo's socket")?;
@@ -218,7 +224,7 @@ fn measure(
     probe: &Probe,
 ) -> anyhow::Result<Report> {
     pin(CLIENT_CORE).context("cannot pin the client")?;
-    let sizes = plan.operation.sizes(plan.bytes);
+    let sizes = endpoints.sizes(plan);
     let to = endpoints.echo_server();
     let contestant = |frames| -> anyhow::Result<_> {
         let client = endpoints.client(64, frames)?;
@@ -229,7 +235,7 @@ fn measure(
     let frames = frames_of_environment()?;
     let (mut ours, frames_refusal) = contestant(frames)?;
     let mut by_routes = contestant(Frames::Off)?.0.called("by routes");
-    let mut unconnected = Echo::unconnected(endpoints.echo_socket()?, to, sizes);
+    let mut unconnected = Echo::unconnected(endpoints.echo_socket()?, to, sizes)?;
     let mut connected = Echo::connected(endpoints.echo_socket()?, to, sizes)?;
     let mut by_server = match plan.operation {
         Operation::Read => Some(contestant(frames)?.0.by_server()),
@@ -286,7 +292,7 @@ fn depth(
 ) -> anyhow::Result<Pipelined> {
     let failure = |error: String| anyhow!(error);
     let count = plan.length.operation_count * 4;
-    let sizes = plan.operation.sizes(plan.bytes);
+    let sizes = endpoints.sizes(plan);
     let bare_socket = endpoints.echo_socket()?;
     turns.give(OURS);
     let mut client = endpoints.client(outstanding, frames_of_environment()?)?;
