@@ -87,11 +87,14 @@ pub fn serve(socket: &UdpSocket, sizes: Sizes, stop: &AtomicBool) -> io::Result<
     let (mut quiet, mut arrived) = (0_u32, 0);
     loop {
         match socket.recv_from(&mut buffer) {
-            Ok((_, from)) => {
-                arrived += 1;
-                if arrived == sizes.request_datagrams() {
-                    arrived = 0;
+            Ok((bytes, from)) => {
+                arrived += bytes;
+                if arrived == sizes.request_bytes {
                     socket.send_to(&buffer[..sizes.answer_bytes], from)?;
+                }
+                // A short datagram is the last of its train, of which others may have been lost.
+                if arrived >= sizes.request_bytes || bytes < sizes.datagram_bytes {
+                    arrived = 0;
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => quiet += 1,

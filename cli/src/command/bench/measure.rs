@@ -142,7 +142,7 @@ impl Endpoints {
     /// What an operation sends and receives, in pieces that fit the links.
     fn sizes(&self, plan: Plan) -> Sizes {
         let piece_bytes = self.membership.assignment().piece_bytes;
-        plan.operation.sizes(plan.bytes, piece_bytes.max(1) as usize)
+        plan.operation.sizes(plan.bytes, piece_bytes.max(1))
     }
 
     fn address(&self, node: NodeId) -> Ipv6Addr {

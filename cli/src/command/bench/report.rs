@@ -70,6 +70,9 @@ fn latency(report: &Report) -> anyhow::Result<()> {
             Some(DirectReadsReport { refusal: Some(refusal), .. }) => {
                 format!("the server's process answered all READs: {refusal}")
             }
+            Some(DirectReadsReport { refusal: None, answered_count: 0, .. }) => {
+                "the kernel passed all READs on".to_owned()
+            }
             _ => "the kernel answered READs".to_owned(),
         };
         output::prose(&format!("{how}; ratio {ratio:.3} to READs that the process answers\n"))?;
