@@ -121,44 +121,60 @@ pub const ARENA_MAGIC: [u8; 8] = *b"BBARENA\0";
 /// Where in an arena's file its id is, 16 bytes.
 pub const ARENA_ID_AT: usize = 56;
 
-/// The id of the arena of a file; `None` if the file is none of an arena.
+/// Where in an arena's file the file's own inode number is, 8 bytes in the machine's order. A copy has another one.
+pub const ARENA_INODE_AT: usize = ARENA_ID_AT + 16;
+
+/// The id of the arena of a file; `None` if the file is none of an arena, or a copy of one.
 ///
 /// # Errors
 /// The system's error if it cannot be read.
 pub fn arena_id(file: &Path) -> io::Result<Option<[u8; 16]>> {
-    let mut start = [0; ARENA_ID_AT + 16];
-    match fs::File::open(file)?.read_exact(&mut start) {
+    let mut start = [0; ARENA_INODE_AT + 8];
+    let mut file = fs::File::open(file)?;
+    match file.read_exact(&mut start) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
         Err(error) => return Err(error),
     }
-    let id = start.last_chunk().filter(|_| start.starts_with(&ARENA_MAGIC));
-    Ok(id.copied())
+    let is_own = start.ends_with(&file.metadata()?.ino().to_ne_bytes());
+    let id = start[ARENA_ID_AT..].first_chunk().filter(|_| start.starts_with(&ARENA_MAGIC));
+    Ok(id.filter(|_| is_own).copied())
+}
+
+fn name_of(id: &[u8; 16]) -> String {
+    format!("{:032x}", u128::from_be_bytes(*id))
 }
 
 /// Where the memory of the arena with an id is pinned, if it is in a map.
 #[must_use]
 pub fn arena_pin(id: &[u8; 16]) -> PathBuf {
-    Path::new(ARENAS).join(format!("{:032x}", u128::from_be_bytes(*id)))
+    Path::new(ARENAS).join(name_of(id))
 }
 
-/// Removes the pin of an arena, if there is one; its memory is freed when no process uses it.
+/// A second pin of the same memory, while a program is loaded that uses it.
+#[must_use]
+pub fn lent_arena_pin(id: &[u8; 16]) -> PathBuf {
+    // This file system has no names with a dot.
+    Path::new(ARENAS).join(name_of(id) + "-loading")
+}
+
+/// Removes the pins of an arena, if there are any; its memory is freed when no process uses it.
 ///
 /// # Errors
-/// [`FsError`] if it is there and cannot be removed.
+/// [`FsError`] if one is there and cannot be removed.
 pub fn remove_arena_pin(id: &[u8; 16]) -> Result<(), FsError> {
-    let pin = arena_pin(id);
-    match fs::remove_file(&pin) {
-        Ok(()) => {
+    // A server that was killed while it loaded its program has left the second one.
+    for pin in [lent_arena_pin(id), arena_pin(id)] {
+        match fs::remove_file(&pin) {
             // The file system may be in use again already.
-            let _ = tidy();
-            Ok(())
+            Ok(()) => drop(tidy()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // Without root one cannot even see whether it is there, and cannot have made it.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            Err(error) => return Err(failed(&format!("remove {}", pin.display()), error)),
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        // Without root one cannot even see whether it is there, and cannot have made it.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
-        Err(error) => Err(failed(&format!("remove {}", pin.display()), error)),
     }
+    Ok(())
 }
 
 /// Whether nothing is pinned; the kernel itself creates two iterators in every mount.

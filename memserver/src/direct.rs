@@ -28,7 +28,9 @@ pub(crate) use shared::{Counters, PROCESSORS, Places, SESSIONS, SharedPart};
 /// The part of an arena that a program needs to answer READs of it.
 #[derive(Debug)]
 pub struct DirectMemory {
-    /// The map.
+    /// The arena.
+    pub(crate) id: [u8; 16],
+    /// Its map.
     pub(crate) map: OwnedFd,
     /// Maps its pages for this process.
     pub(crate) mapper: Mapper,

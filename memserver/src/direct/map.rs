@@ -13,7 +13,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::program::ArenaValue;
+use super::{DirectMemory, program::ArenaValue};
 
 /// `BPF_F_MMAPABLE` of linux/bpf.h.
 const MMAPABLE: u32 = 1 << 10;
@@ -117,16 +117,14 @@ pub(super) struct Lent(pub(super) std::path::PathBuf);
 impl Lent {
     /// # Errors
     /// The system's error.
-    pub(super) fn new(map: &OwnedFd) -> io::Result<Self> {
-        let id = MapData::from_fd(map.try_clone()?).map_err(cause)?.info().map_err(cause)?.id();
-        // No other process loads a program for the same map.
-        let name = format!("loading-{id}");
-        let at = bpf_fs::arena_pin(&[0; 16]).with_file_name(name);
+    pub(super) fn new(memory: &DirectMemory) -> io::Result<Self> {
+        // No other process loads a program for the same arena; one that was killed may have left it.
+        let at = bpf_fs::lent_arena_pin(&memory.id);
         match fs::remove_file(&at) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        pin(map, &at)?;
+        pin(&memory.map, &at)?;
         Ok(Self(at))
     }
 }

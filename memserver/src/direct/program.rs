@@ -10,8 +10,6 @@ use aya::{
 };
 use bluebridge_wire::{NodeId, address::PAGE_BYTES};
 
-use rustix::fd::OwnedFd;
-
 use super::{
     Counters, DirectMemory, PROCESSORS, Places, ReadCounts, SESSIONS,
     crc::CrcTables,
@@ -139,12 +137,12 @@ impl DirectReads {
         incarnation: u32,
         interface: &DirectInterface,
     ) -> Result<Self, NoDirectReads> {
-        let DirectMemory { map, places, counters, .. } = memory;
+        let DirectMemory { places, counters, .. } = memory;
         let DirectInterface { name, mtu, has_far_peer } = interface;
         let (mtu, to_peer) = (*mtu, (*has_far_peer).into());
         let places = Places { node: node.0, incarnation, mtu, to_peer, ..*places };
         refuse_preemption()?;
-        let mut program = load(&places, Some(map))?;
+        let mut program = load(&places, Some(memory))?;
         attach(&mut program, name)?;
         Ok(Self { _program: program, counters: Arc::clone(counters) })
     }
@@ -166,7 +164,7 @@ fn refuse_preemption() -> Result<(), NoDirectReads> {
 }
 
 /// Loads the program for an arena's map, or for one of a single page.
-pub(super) fn load(places: &Places, arena: Option<&OwnedFd>) -> Result<Ebpf, NoDirectReads> {
+pub(super) fn load(places: &Places, arena: Option<&DirectMemory>) -> Result<Ebpf, NoDirectReads> {
     let object = OBJECT.ok_or(NoDirectReads::NotBuilt)?;
     let tables = CrcTables::new();
     let mut loader = EbpfLoader::new();

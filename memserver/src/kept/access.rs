@@ -111,10 +111,15 @@ pub(super) fn arena_header(path: &Path, file: &OwnedFd) -> Result<Option<Header>
     }
 }
 
-/// Bytes of the map of an arena, without its tables; 0 if it is in its file.
-pub(super) fn map_bytes(header: &Header) -> u64 {
+/// Whether a file is the copy of one whose arena is in a map, which is not the copy's.
+pub(super) fn is_copy(header: &Header, stat: &rustix::fs::Stat) -> bool {
+    header.backing == IN_MAP && header.inode != stat.st_ino
+}
+
+/// Bytes of the map of an arena, without its tables; 0 if it is in its file, or another file's.
+pub(super) fn map_bytes(header: &Header, stat: &rustix::fs::Stat) -> u64 {
     let bytes = header.shard_bytes.saturating_mul(header.shard_count.into());
-    if header.backing == IN_MAP { bytes } else { 0 }
+    if header.backing == IN_MAP && !is_copy(header, stat) { bytes } else { 0 }
 }
 
 pub(super) fn write_header(file: &OwnedFd, header: &Header) -> Result<(), Errno> {

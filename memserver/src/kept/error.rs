@@ -9,6 +9,15 @@ use super::file::DIRECTORY;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArenaFileError {
+    /// Its memory is a BPF map, which only the file that it was copied from may use.
+    #[error(
+        "{} is a copy of an arena's file, and the memory stays with that file; name that one with \
+         --arena-file, or start with --fresh, which makes new memory for the copy", path.display()
+    )]
+    Copy {
+        /// The file.
+        path: PathBuf,
+    },
     /// The contents are not those of an arena, or an earlier process changed them wrongly.
     #[error(
         "{} holds an arena that cannot be taken over: {what}; drop it with `bluebridge arena drop \

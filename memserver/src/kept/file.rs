@@ -19,7 +19,9 @@ use rustix::{
 
 use super::{
     ArenaFileError, ShardMemory,
-    access::{arena_header, contents_of, map_bytes, occupied, shape, take_file, write_header},
+    access::{
+        arena_header, contents_of, is_copy, map_bytes, occupied, shape, take_file, write_header,
+    },
     layout::{
         Cut, Header, IN_FILE, IN_MAP, Layout, MAGIC, Mapped, SPACES_MAX, STATE_EMPTY, STATE_FULL,
         STATE_NEW, VERSION,
@@ -138,7 +140,8 @@ impl ArenaFile {
             self.check_room(&file, &layout, earlier.as_ref())?;
             // What it held is dropped from here on.
             unassigned.0 = Some((self.path.clone(), id));
-            if let Some(header) = earlier {
+            let stat = fstat(&file).map_err(|error| self.failed("examine", error.into()))?;
+            if let Some(header) = earlier.filter(|header| !is_copy(header, &stat)) {
                 map::remove(&header.id)
                     .map_err(|error| self.failed("drop the memory of", error))?;
             }
@@ -192,7 +195,7 @@ impl ArenaFile {
         let direct = match direct_map {
             Some((map, mapper)) => {
                 let (places, counters) = (layout.direct_places(), counters.into());
-                Ok(DirectMemory { map, mapper, places, counters })
+                Ok(DirectMemory { id, map, mapper, places, counters })
             }
             None if self.is_direct => Err(NoDirectReads::InFile),
             None => Err(NoDirectReads::Off),
@@ -271,9 +274,12 @@ impl ArenaFile {
             let what = what.to_owned();
             Err(ArenaFileError::Damaged { path: path(), what })
         };
-        let size = fstat(file).map_err(|error| self.failed("examine", error.into()))?.st_size;
+        let stat = fstat(file).map_err(|error| self.failed("examine", error.into()))?;
+        if is_copy(&header, &stat) {
+            return Err(ArenaFileError::Copy { path: path() });
+        }
         let wanted = if header.backing == IN_MAP { PAGE_BYTES } else { layout.file_bytes() };
-        if usize::try_from(size).ok() != Some(wanted) {
+        if usize::try_from(stat.st_size).ok() != Some(wanted) {
             return damaged("it has another length");
         }
         match header.state {
@@ -295,14 +301,15 @@ impl ArenaFile {
         // Before any of it is allocated: a file system in memory may be larger than the memory.
         let examined = |error: Errno| self.failed("examine", error.into());
         let system = fstatfs(file).map_err(examined)?;
-        let own = occupied(&fstat(file).map_err(examined)?);
+        let stat = fstat(file).map_err(examined)?;
+        let own = occupied(&stat);
         let block = u64::try_from(system.f_bsize).unwrap_or(0);
         let free = match system.f_blocks {
             _ if self.is_direct => u64::MAX,
             0 => u64::MAX,
             _ => system.f_bavail.saturating_mul(block).saturating_add(own),
         };
-        let own = own.saturating_add(earlier.map_or(0, map_bytes));
+        let own = own.saturating_add(earlier.map_or(0, |header| map_bytes(header, &stat)));
         let available =
             reserve::available_bytes().map_or(u64::MAX, |bytes| bytes.saturating_add(own));
         if available < total && self.is_direct {
@@ -331,7 +338,8 @@ impl ArenaFile {
         let total = bytes as u64;
         // The header comes first, so that a file that is not finished is known as one.
         let length = if self.is_direct { PAGE_BYTES as u64 } else { total };
-        let header = Header { id, ..self.new_header(layout) };
+        let inode = fstat(file).map_err(|error| self.failed("examine", error.into()))?.st_ino;
+        let header = Header { id, inode, ..self.new_header(layout) };
         let resized = ftruncate(file, 0)
             .and_then(|()| write_header(file, &header))
             .and_then(|()| ftruncate(file, length));
@@ -399,6 +407,7 @@ impl ArenaFile {
             process: std::process::id(),
             backing: if self.is_direct { IN_MAP } else { IN_FILE },
             id: [0; 16],
+            inode: 0,
             spaces,
         }
     }

@@ -10,7 +10,7 @@
 use core::{mem::offset_of, ops::Range};
 use std::sync::Arc;
 
-use bluebridge_bpf::fs::{ARENA_ID_AT, ARENA_MAGIC};
+use bluebridge_bpf::fs::{ARENA_ID_AT, ARENA_INODE_AT, ARENA_MAGIC};
 use bluebridge_wire::{
     NodeId, Space,
     address::{LINE_BYTES, PAGE_BYTES},
@@ -27,7 +27,7 @@ use crate::{
 pub(crate) const MAGIC: [u8; 8] = ARENA_MAGIC;
 
 /// The version of this layout: it changes with every change of it.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
 /// The most spaces of a server with kept memory.
 pub(crate) const SPACES_MAX: usize = 64;
@@ -70,11 +70,14 @@ pub(crate) struct Header {
     pub(crate) backing: u32,
     /// No other arena has it; the map's name, and the same in the map.
     pub(crate) id: [u8; 16],
+    /// The inode number of the file: a copy of the file names the same map, but does not have its lock.
+    pub(crate) inode: u64,
     pub(crate) spaces: [u16; SPACES_MAX],
 }
 
 const _: () = assert!(size_of::<Header>() <= PAGE_BYTES);
 const _: () = assert!(offset_of!(Header, id) == ARENA_ID_AT);
+const _: () = assert!(offset_of!(Header, inode) == ARENA_INODE_AT);
 
 /// The sizes from which everything follows.
 #[derive(Clone, Debug, Eq, PartialEq)]

@@ -12,7 +12,9 @@ use rustix::{
 
 use super::{
     ArenaFileError, Holder,
-    access::{arena_header, contents_of, map_bytes, occupied, open_file, read_header, take_file},
+    access::{
+        arena_header, contents_of, is_copy, map_bytes, occupied, open_file, read_header, take_file,
+    },
     file::{DIRECTORY, PREFIX},
     layout::IN_MAP,
 };
@@ -73,7 +75,8 @@ impl Listed {
         let holder = header.and_then(|header| contents_of(&header));
         Ok(Self {
             path: path.to_owned(),
-            bytes: occupied(&stat).saturating_add(header.as_ref().map_or(0, map_bytes)),
+            bytes: occupied(&stat)
+                .saturating_add(header.as_ref().map_or(0, |header| map_bytes(header, &stat))),
             is_arena,
             holder,
             process: (is_arena && !is_free).then_some(process),
@@ -81,23 +84,18 @@ impl Listed {
         })
     }
 
-    /// Removes the file, and with it the contents.
+    /// Removes the file, and with it the contents. A copy of a file whose arena is in a map has none.
     ///
     /// # Errors
     /// [`ArenaFileError`] if a process uses it, or it is no arena's file; then it stays.
     pub fn drop_file(path: &Path) -> Result<(), ArenaFileError> {
         let file = take_file(path, false)?;
-        if let Some(header) = arena_header(path, &file)? {
-            map::remove(&header.id).map_err(|error| ArenaFileError::Io {
-                doing: "remove the memory of",
-                path: path.to_owned(),
-                error,
-            })?;
+        let failed = |doing, error| ArenaFileError::Io { doing, path: path.to_owned(), error };
+        let stat = fstat(&file).map_err(|error| failed("examine", error.into()))?;
+        let header = arena_header(path, &file)?;
+        if let Some(header) = header.filter(|header| !is_copy(header, &stat)) {
+            map::remove(&header.id).map_err(|error| failed("remove the memory of", error))?;
         }
-        rustix::fs::unlink(path).map_err(|error| ArenaFileError::Io {
-            doing: "remove",
-            path: path.to_owned(),
-            error: error.into(),
-        })
+        rustix::fs::unlink(path).map_err(|error| failed("remove", error.into()))
     }
 }

@@ -32,7 +32,7 @@ fn change_when_sent(rig: &Rig, page: u64, after: PageRecord) -> Ebpf {
     let value = first + narrow(number / records_of_value);
     let number = narrow(number % records_of_value);
     let after = <[u8; size_of::<PageRecord>()]>::try_from(after.as_bytes()).expect("its size");
-    let lent = Lent::new(&rig.memory.map).expect("it can be pinned");
+    let lent = Lent::new(&rig.memory).expect("it can be pinned");
     let mut program = EbpfLoader::new()
         .override_global("record_value", &value, true)
         .override_global("record_number", &number, true)

@@ -238,7 +238,7 @@ fn lines_beyond_a_piece_a_link_or_a_session_are_for_the_server() {
         rig.session = session;
         let mtu = 4096 + 131;
         let places = Places { node: SERVER.0, incarnation: 3, mtu, ..rig.memory.places };
-        rig.program = load(&places, Some(&rig.memory.map)).expect("the kernel takes it");
+        rig.program = load(&places, Some(&rig.memory)).expect("the kernel takes it");
         let read = line_read(&mut rig, grant, start, 2);
         rig.assert_passed(&read, form);
     });

@@ -13,7 +13,7 @@ use bluebridge_wire::{ArenaGeneration, address::PAGE_BYTES};
 use super::rig::{File, PAGES, SERVER, SHARDS, SPACE};
 use crate::{
     Arena, ArenaConfig, ArenaFile,
-    direct::map,
+    direct::map::{self, Lent},
     kept::{Holder, Listed},
     memory::Windows,
 };
@@ -83,6 +83,32 @@ fn a_map_outlives_its_process_and_is_dropped_with_its_file() {
 }
 
 #[test]
+fn a_copy_of_a_file_has_no_memory() {
+    require_root();
+    let (file, copy) = (File::new("direct-original"), File::new("direct-copy"));
+    let generation = ArenaGeneration::new(5).expect("small");
+    let holder = Holder { node: SERVER, generation, token: [7; 16] };
+    let open = |options: ArenaFile| options.open(|_, _| ControlFlow::Continue(()));
+    let make_copy = || {
+        fs::copy(&file.0, &copy.0).unwrap();
+        assert_eq!(pins(&copy.0), Vec::<PathBuf>::new());
+    };
+    // The server of the original runs all the time.
+    let _used = open(file.options()).unwrap().assign(holder).unwrap();
+    let pinned = pins(&file.0);
+    assert_eq!(pinned.len(), 1);
+    make_copy();
+    let refused = open(copy.options()).unwrap_err().to_string();
+    assert!(refused.contains("is a copy") && refused.contains("--fresh"), "{refused}");
+    assert_eq!(Listed::of(&copy.0).unwrap().bytes, PAGE_BYTES as u64);
+    Listed::drop_file(&copy.0).unwrap();
+    assert_eq!(pins(&file.0), pinned, "the memory stays");
+    make_copy();
+    drop(open(ArenaFile { is_fresh: true, ..copy.options() }).unwrap().assign(holder).unwrap());
+    assert_eq!((pins(&file.0), pins(&copy.0).len()), (pinned, 1), "it has memory of its own");
+}
+
+#[test]
 fn a_window_that_the_kernel_refuses_stays_reserved() {
     require_root();
     let id = *b"it ends too soon";
@@ -101,8 +127,30 @@ fn a_window_that_the_kernel_refuses_stays_reserved() {
     assert!(mapper.is_all_reserved(), "another mapping may take the addresses");
 }
 
+#[test]
+fn what_a_killed_server_left_is_dropped_with_the_file() {
+    require_root();
+    let file = File::new("direct-lent");
+    let kept = file.options().open(|_, _| ControlFlow::Continue(())).unwrap();
+    let generation = ArenaGeneration::new(5).expect("small");
+    let reserved =
+        kept.assign(Holder { node: SERVER, generation, token: [7; 16] }).expect("it is new");
+    let lent = Lent::new(reserved.direct.as_ref().unwrap()).unwrap();
+    std::mem::forget(lent);
+    assert_eq!(pins(&file.0).len(), 2);
+    // The next one begins as if there were none.
+    drop(Lent::new(reserved.direct.as_ref().unwrap()).unwrap());
+    assert_eq!(pins(&file.0).len(), 1);
+    std::mem::forget(Lent::new(reserved.direct.as_ref().unwrap()).unwrap());
+    let left = pins(&file.0);
+    drop(reserved);
+    Listed::drop_file(&file.0).unwrap();
+    assert!(left.len() == 2 && left.iter().all(|pin| !pin.exists()), "{left:?}");
+}
+
 /// The pins of a file's arena; of another file, none.
 fn pins(file: &Path) -> Vec<PathBuf> {
-    let id = bluebridge_bpf::fs::arena_id(file).ok().flatten();
-    id.map(|id| bluebridge_bpf::fs::arena_pin(&id)).filter(|pin| pin.exists()).into_iter().collect()
+    let Some(id) = bluebridge_bpf::fs::arena_id(file).ok().flatten() else { return Vec::new() };
+    let pins = [bluebridge_bpf::fs::arena_pin(&id), bluebridge_bpf::fs::lent_arena_pin(&id)];
+    pins.into_iter().filter(|pin| pin.exists()).collect()
 }

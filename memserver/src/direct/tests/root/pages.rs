@@ -159,7 +159,7 @@ fn several_datagrams_are_for_the_server() {
     rig.open();
     rig.sequence = 0;
     let places = Places { node: SERVER.0, incarnation: 3, mtu: 1500, ..rig.memory.places };
-    rig.program = load(&places, Some(&rig.memory.map)).expect("the kernel takes it");
+    rig.program = load(&places, Some(&rig.memory)).expect("the kernel takes it");
     for (length, is_answered) in [(1500 - 132, true), (1500 - 131, false)] {
         let (target, header) = rig.read(grant, 0, length);
         let read = frame(Command::Read, target, &header, &[]);

@@ -113,7 +113,7 @@ impl Rig {
         let mut responder = Responder::new(&config).expect("the usual");
         responder.begin(now(), &arena);
         let places = Places { node: SERVER.0, incarnation: 3, mtu: 9000, ..memory.places };
-        let program = load(&places, Some(&memory.map)).expect("the kernel takes it");
+        let program = load(&places, Some(&memory)).expect("the kernel takes it");
         let mut rig =
             Self { responder, arena, program, memory, session: 0, sequence: 0, _file: file };
         rig.open();
