@@ -253,15 +253,18 @@ fn not_answered(reason: &NoDirectReads) -> anyhow::Error {
 
 /// Whether the kernel can answer READs of this server, as far as that can be known before it has memory.
 fn probe_direct_reads(options: &MemoryServer) -> Result<(), NoDirectReads> {
-    let is_there = || match &options.arena_file {
+    if matches!(options.direct_reads, DirectChoice::Off) {
+        return Err(NoDirectReads::Off);
+    }
+    match &options.arena_file {
         // The kernel could when this arena was made, and a restart is faster without another attempt.
-        Some(ArenaChoice::File(path)) => Listed::of(path).is_ok_and(|listed| listed.is_direct),
-        Some(ArenaChoice::None) | None => false,
-    };
-    match options.direct_reads {
-        DirectChoice::Off => Err(NoDirectReads::Off),
-        DirectChoice::Auto | DirectChoice::On if is_there() => Ok(()),
-        DirectChoice::Auto | DirectChoice::On => direct::probe(&options.endpoint.interface),
+        Some(ArenaChoice::File(path)) if Listed::of(path).is_ok_and(|listed| listed.is_direct) => {
+            Ok(())
+        }
+        Some(ArenaChoice::File(_)) => direct::probe(&options.endpoint.interface),
+        None if is_systemd_service() => direct::probe(&options.endpoint.interface),
+        // What the kernel could do does not matter, and to find it out takes a part of a second.
+        Some(ArenaChoice::None) | None => Err(NoDirectReads::NotKept),
     }
 }
 

@@ -57,13 +57,14 @@ says() {
     grep -q -F -e "$1" /tmp/said || fail "it does not say '$1': $(cat /tmp/said)"
 }
 
-# Waits until a command succeeds.
+# Waits until a command succeeds. It looks rarely: the machine's only processor is emulated, and each look takes time
+# from what is awaited.
 await() {
     tries=0
     until "$@"; do
         tries=$((tries + 1))
-        [ $tries -lt 1000 ] || fail "never: $*"
-        sleep 0.05
+        [ $tries -lt 300 ] || fail "never: $*"
+        sleep 0.3
     done
 }
 
