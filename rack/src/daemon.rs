@@ -274,10 +274,10 @@ impl Rack {
         Ok(())
     }
 
-    /// Whether a memory server's memory outlives its process.
-    pub fn keeps_memory(&self, name: &str) -> bool {
+    /// The file of a memory server whose memory outlives its process.
+    pub fn arena_file(&self, name: &str) -> Option<&Path> {
         let daemon = self.state.daemons.iter().find(|daemon| daemon.name == name);
-        daemon.and_then(arena_of).is_some()
+        daemon.and_then(arena_of).map(Path::new)
     }
 
     /// Stops one daemon: SIGTERM, and SIGKILL after `grace`.

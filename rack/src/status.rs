@@ -12,7 +12,7 @@ use crate::RackError;
 use crate::access;
 use crate::control;
 use crate::controller_report::ControllerReport;
-use crate::daemon::{CONTROLLER, HOSTS, MEMORY_SERVER, SWITCH};
+use crate::daemon::{CONTROLLER, HOSTS, MEMORY_SERVER, SWITCH, arena_of};
 use crate::layout::{Layout, P4RUNTIME, RackPort};
 use crate::links::wanted;
 use crate::network::{Netlink, NetworkError};
@@ -80,6 +80,9 @@ pub struct DaemonReport {
     pub ready: bool,
     /// Its output.
     pub log: PathBuf,
+    /// Whether it is a memory server whose memory outlives it.
+    #[serde(skip)]
+    pub keeps_memory: bool,
 }
 
 /// Checks every part of a rack; call [`access::join`] first.
@@ -97,6 +100,7 @@ pub fn look(state: &RackState) -> RackStatus {
             stopped: daemon.process.as_ref().is_some_and(|process| process.is_stopped()),
             ready: daemon.ready,
             log: daemon.log.clone(),
+            keeps_memory: arena_of(daemon).is_some(),
         })
         .collect();
     // A daemon that cannot respond is not queried: that would only take time.
@@ -188,7 +192,9 @@ impl DaemonReport {
     fn problem(&self, rack: &RackName) -> Option<String> {
         let Self { name, .. } = self;
         let part = name.strip_prefix(MEMORY_SERVER).and_then(|it| it.strip_prefix('-'));
-        let restart = format!("`bluebridge rack restart {} --rack {rack}`", part.unwrap_or(name));
+        let keep = if self.keeps_memory { " --keep" } else { "" };
+        let restart =
+            format!("`bluebridge rack restart {} --rack {rack}{keep}`", part.unwrap_or(name));
         if !self.running && name == CONTROLLER {
             Some(format!(
                 "{name} does not run; {restart} starts it, with --force if its log says that another controller \

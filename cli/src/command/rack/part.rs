@@ -1,5 +1,7 @@
 //! `bluebridge rack restart|kill`: one daemon of a rack.
 
+use std::path::Path;
+
 use anyhow::Context;
 use bluebridge_rack::daemon::{FRESH, Part, READY_DEADLINE};
 use bluebridge_rack::process::Stopped;
@@ -52,12 +54,20 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
     let root = StateRoot::locate();
     let chosen = named.choose(&root)?;
     let mut rack = Rack::open(&root, &chosen, Cancel::default())?;
-    if options.keep && !rack.keeps_memory(&part.daemon()) {
-        return Err(UsageError(format!(
-            "the memory of {part} ends with its process, because /dev/shm had no room for it; restart it \
-             without --keep"
-        ))
-        .into());
+    let arena_file = rack.arena_file(&part.daemon()).map(Path::to_owned);
+    if options.keep {
+        let lost = match &arena_file {
+            None => Some(
+                "ends with its process, because /dev/shm had no room for it when the rack was built"
+                    .to_owned(),
+            ),
+            Some(file) if !file.exists() => Some(format!("is lost: {} is gone", file.display())),
+            Some(_) => None,
+        };
+        if let Some(lost) = lost {
+            let words = format!("the memory of {part} {lost}; restart it without --keep");
+            return Err(UsageError(words).into());
+        }
     }
     rack.set_cancel(interrupt::watch().context("cannot watch for signals")?);
     rack.set_logging(log_filter(global), log_format(global))?;
@@ -79,7 +89,11 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
             Stopped::Killed => "it did not end at SIGTERM and was killed first",
             Stopped::Terminated => "it ended normally first",
         };
-        output::text(&format!("{name} runs again{pid}; {was}"))?;
+        let dropped = match arena_file {
+            Some(_) if !options.keep => "; its memory begins empty, --keep would have kept it",
+            _ => "",
+        };
+        output::text(&format!("{name} runs again{pid}; {was}{dropped}"))?;
     }
     Ok(Exit::Ok)
 }
@@ -96,7 +110,11 @@ pub(super) fn kill(options: &Kill, global: Global) -> anyhow::Result<Exit> {
     } else {
         output::text(&match was {
             Stopped::AlreadyGone => format!("{name} was not running"),
-            _ => format!("{name} was killed; `{}` starts it again", restart_of(&chosen, *part)),
+            _ => {
+                let keep = if rack.arena_file(&name).is_some() { " --keep" } else { "" };
+                let restart = restart_of(&chosen, *part);
+                format!("{name} was killed; `{restart}{keep}` starts it again")
+            }
         })?;
     }
     Ok(Exit::Ok)
