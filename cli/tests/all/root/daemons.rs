@@ -121,7 +121,7 @@ fn the_status_names_problems() {
 
     rack.text(&["rack", "kill", "s1"]);
     let found = problems(&rack);
-    let words = format!("`bluebridge rack restart s1 --rack {}` starts it", rack.name);
+    let words = format!("`bluebridge rack restart s1 --rack {} --keep` starts it", rack.name);
     assert!(found.iter().any(|it| it.contains(&words)), "{found:?}");
 }
 
