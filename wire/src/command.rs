@@ -38,6 +38,10 @@ pub enum Command {
     Stat = 15,
     /// Check that the server responds.
     Ping = 16,
+    /// Migration: lease a whole line, free pages included, to the server that will serve it.
+    Take = 17,
+    /// Migration: the line that was taken is the requester's from now on.
+    Keep = 18,
     /// Notice: a page was freed or changed, cached copies are invalid.
     Invalidate = 24,
     /// Notice: pages were allocated.
@@ -46,7 +50,7 @@ pub enum Command {
 
 impl Command {
     /// Every command, in the order of their codes.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 20] = [
         Self::Open,
         Self::Close,
         Self::Create,
@@ -63,6 +67,8 @@ impl Command {
         Self::Delete,
         Self::Stat,
         Self::Ping,
+        Self::Take,
+        Self::Keep,
         Self::Invalidate,
         Self::Notice,
     ];
@@ -87,6 +93,8 @@ impl Command {
             14 => Self::Delete,
             15 => Self::Stat,
             16 => Self::Ping,
+            17 => Self::Take,
+            18 => Self::Keep,
             24 => Self::Invalidate,
             25 => Self::Notice,
             _ => return None,
@@ -99,7 +107,8 @@ impl Command {
         self as u8
     }
 
-    /// Whether executing it twice could differ from executing it once.
+    /// Whether executing it twice could differ from executing it once. The mark that KEEP sets is its answer, also
+    /// for a later KEEP.
     #[must_use]
     pub const fn is_mutating(self) -> bool {
         matches!(
@@ -115,6 +124,7 @@ impl Command {
                 | Self::CompareSwap
                 | Self::FetchAdd
                 | Self::Delete
+                | Self::Take
         )
     }
 
@@ -133,7 +143,7 @@ impl Command {
     /// Whether it always bypasses the switch's `redirect` table.
     #[must_use]
     pub const fn is_always_home(self) -> bool {
-        matches!(self, Self::Commit | Self::Abort | Self::Renew)
+        matches!(self, Self::Commit | Self::Abort | Self::Renew | Self::Take | Self::Keep)
     }
 
     /// Whether a request carries data that the server writes.
@@ -162,6 +172,8 @@ impl fmt::Display for Command {
             Self::Delete => "DELETE",
             Self::Stat => "STAT",
             Self::Ping => "PING",
+            Self::Take => "TAKE",
+            Self::Keep => "KEEP",
             Self::Invalidate => "INVALIDATE",
             Self::Notice => "NOTICE",
         })
@@ -384,17 +396,20 @@ pub enum LeaseEnd {
     Unknown = 5,
     /// A newer incarnation of the owner's node ended it.
     Superseded = 6,
+    /// The migration for which it was granted was withdrawn.
+    Withdrawn = 7,
 }
 
 impl LeaseEnd {
     /// Every end, in the order of their codes.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Expired,
         Self::Committed,
         Self::Aborted,
         Self::LeasedAgain,
         Self::Unknown,
         Self::Superseded,
+        Self::Withdrawn,
     ];
 
     /// The end with this code; `None` if version 1 has none.
@@ -407,6 +422,7 @@ impl LeaseEnd {
             4 => Self::LeasedAgain,
             5 => Self::Unknown,
             6 => Self::Superseded,
+            7 => Self::Withdrawn,
             _ => return None,
         })
     }
@@ -427,6 +443,7 @@ impl fmt::Display for LeaseEnd {
             Self::LeasedAgain => "the page was leased again since",
             Self::Unknown => "the server has no record of this lease",
             Self::Superseded => "a newer incarnation of the owner ended the lease",
+            Self::Withdrawn => "the migration for which the line was leased was withdrawn",
         })
     }
 }

@@ -9,6 +9,7 @@
 //!   representation ([`Header`]).
 //! * [`datagram`]: checks a received datagram ([`Datagram::parse`]) and seals one to be
 //!   sent ([`seal`]).
+//! * [`line`](crate::line): the records of a line and of fences, in the replies to TAKE and KEEP.
 //! * [`copy`]: the beginning of a reply, as in the controller's copies ([`ReplyCopy`]).
 //!
 //! Nothing here panics on input: `parse` returns an error, and the accessors of a checked view
@@ -26,6 +27,7 @@ pub mod command;
 pub mod copy;
 pub mod datagram;
 pub mod header;
+pub mod line;
 pub mod tlv;
 pub mod usage;
 
@@ -37,6 +39,7 @@ pub use command::{Command, Fault, LeaseEnd, Status, WireCommand};
 pub use copy::{CopyError, ReplyCopy};
 pub use datagram::{Datagram, DatagramError, seal};
 pub use header::{Features, Flags, Header, HeaderError, HeaderView};
+pub use line::{Fence, LinePage};
 pub use usage::Usage;
 
 /// The UDP port of every endpoint.

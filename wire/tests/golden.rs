@@ -133,7 +133,7 @@ fn nothing_is_left_out() {
         let status = Status::LeaseLost.code();
         has(&format!("{end:?}"), &|p| p.reply && p.tag == status && p.header.detail == end.code());
     }
-    assert_eq!([0, 7, 257].map(LeaseEnd::from_code), [None; 3]);
+    assert_eq!([0, 8, 257].map(LeaseEnd::from_code), [None; 3]);
     for bytes in [0, 16, 32, 48] {
         has("a trailer", &|p| p.trailer.len() == bytes && p.header.key_id != 0);
     }

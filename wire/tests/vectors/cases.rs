@@ -3,10 +3,12 @@
 use std::net::Ipv6Addr;
 
 use bluebridge_wire::{
-    ArenaGeneration, Command, Destination, EndpointAddress, Features, Flags, Header, LeaseEnd,
-    Location, NodeId, Pointer, ReplySource, Space, Status, Tag, Usage, WireCommand,
+    ArenaGeneration, Command, Destination, EndpointAddress, Features, Fence, Flags, Header,
+    LeaseEnd, LinePage, Location, NodeId, Pointer, ReplySource, Space, Status, Tag, Usage,
+    WireCommand,
     address::{Fields, PAGE_BYTES},
     header::{HEADER_BYTES, LEASE_EPOCH_MAX},
+    line::{LineRecord, PageContents, Part, emit_line},
     seal, tlv,
 };
 
@@ -26,6 +28,7 @@ pub(crate) fn files() -> [(&'static str, &'static str, Vec<Vector>); 5] {
 const SPACE: Space = Space(1);
 const CLIENT: NodeId = NodeId(0x0101);
 const SERVER: NodeId = NodeId(7);
+const TAKER: NodeId = NodeId(9);
 
 fn client() -> Ipv6Addr {
     EndpointAddress::new(SPACE, CLIENT, 0).to_ipv6()
@@ -323,7 +326,26 @@ fn odd_requests() -> Vec<Case> {
         read("key_without_trailer").trailer(9, 0),
         again_at_endpoint(),
         via_at_endpoint(),
+        to_giver("take", Command::Take),
+        to_giver("keep", Command::Keep),
     ]
+}
+
+/// A taker's request about a line.
+fn to_giver(name: &str, command: Command) -> Case {
+    let target = pointer(0x0300_0000_8000);
+    let mut case = to_memory(name, command, 0x0300_0000_8000, 32768);
+    let taker = EndpointAddress::new(SPACE, TAKER, 0).to_ipv6();
+    (case.source, case.destination) =
+        (taker, EndpointAddress::for_memory(SERVER, target).destination(command, true));
+    let header = &mut case.parts.header;
+    (header.range_epoch, header.page_version) = (12, 0x0123_4567_89ab_cdef);
+    if command == Command::Take {
+        (header.flags, header.lease_remaining_ms) = (Flags::QUEUED, 1000);
+    } else {
+        (header.lease_epoch, header.detail) = (0x0001_0000_0002, 30);
+    }
+    case
 }
 
 /// A retransmission to the endpoint address of the session's server.
@@ -459,9 +481,50 @@ fn ok_reply(command: Command) -> Case {
             case = case.data(&usage().emit()[..64]);
         }
         Command::Ping => case = case.data(*b"are you there?"),
+        Command::Take => {
+            (header.length, header.node, header.lease_epoch) = (32768, TAKER.0, 0x0001_0000_0002);
+            header.lease_remaining_ms = 1000;
+            case = case.data(emit_line(&line()));
+        }
+        Command::Keep => {
+            (header.length, header.page_version, header.detail) = (32768, 32, 32);
+            let fences = [(CLIENT, 5), (NodeId(0x0102), 0x0a0b_0c0d)]
+                .map(|(node, incarnation)| Fence { node, incarnation }.emit());
+            case = case.data(fences.concat());
+        }
         _ => {}
     }
     case
+}
+
+/// A line with the end of an allocation, a free page that had one, one that had none, two whole allocations, and the
+/// beginning of another.
+fn line() -> LineRecord {
+    let generation = ArenaGeneration::new(3).expect("15 bits");
+    let page = |tag, part, contents| LinePage {
+        version: 9,
+        part,
+        colour: Some((generation, Tag(tag))),
+        space: SPACE,
+        contents,
+        ..LinePage::default()
+    };
+    let first = |tag, pages, contents| LinePage {
+        creator: CLIENT,
+        creator_incarnation: 4,
+        ..page(tag, Part::First { pages }, contents)
+    };
+    let further = |tag, distance| page(tag, Part::Further { distance }, PageContents::Written);
+    [
+        LinePage { version: u64::MAX, ..further(255, 0x0a0b_0c0d) },
+        further(255, 0x0a0b_0c0e),
+        page(7, Part::Free, PageContents::Leftover),
+        LinePage::default(),
+        first(2, 1, PageContents::Written),
+        first(1, 2, PageContents::Zeros),
+        further(1, 1),
+        first(9, u32::MAX, PageContents::Leftover),
+    ]
 }
 
 fn usage() -> Usage {
