@@ -13,11 +13,12 @@ use std::collections::VecDeque;
 use arrayvec::ArrayVec;
 use bluebridge_protocol::{
     direct::Shared,
-    store::{Access, Creator, Grant, PageStore, PageWrite, StoreUsage},
+    store::{Access, Creator, Grant, Line, PageStore, PageWrite, StoreUsage},
 };
 use bluebridge_wire::{
-    ArenaGeneration, Location, NodeId, Space, Status,
+    ArenaGeneration, LinePage, Location, NodeId, Space, Status,
     address::{LINE_PAGES, PAGE_BYTES, PAGE_SHIFT, SHARD_SHIFT},
+    line::{PageContents, Part},
 };
 
 use self::{
@@ -138,6 +139,11 @@ pub struct Arena {
     renewed_pages: u32,
     /// Pages of the other retired extents.
     retired_pages: u32,
+    /// Ranges of which no page is allocated, apart from each other. What is freed in them stays in quarantine or
+    /// retired until it would be free.
+    withheld: Vec<Range<u32>>,
+    /// Pages of these ranges that would be free.
+    withheld_pages: u32,
     /// Whether an allocation failed that further generations would have allowed.
     is_short_of_generations: bool,
     /// Whether requested generations are expected soon.
@@ -231,6 +237,8 @@ impl Arena {
             renewed_count: 0,
             renewed_pages: 0,
             retired_pages: 0,
+            withheld: Vec::new(),
+            withheld_pages: 0,
             is_short_of_generations: false,
             is_reserving: true,
             used_colours: 0,
@@ -303,7 +311,8 @@ impl Arena {
         let quarantined_pages = u64::from(self.quarantined_pages);
         let free_pages = u64::from(self.free_pages());
         let retired_pages = u64::from(self.retired_pages);
-        let used_pages = capacity_pages - free_pages - retired_pages;
+        let withheld_pages = u64::from(self.withheld_pages);
+        let used_pages = capacity_pages - free_pages - retired_pages - withheld_pages;
         ArenaUsage {
             capacity_pages,
             free_pages,
@@ -423,6 +432,16 @@ impl Arena {
         }
     }
 
+    /// Whether the allocation that a page belongs to is complete; that of a free page is.
+    fn is_settled(&self, number: usize) -> bool {
+        let page = self.pages.state(number);
+        match page.role() {
+            Use::None => true,
+            Use::Head => page.is_complete != 0,
+            Use::Body => self.pages.state(number - page.link as usize).is_complete != 0,
+        }
+    }
+
     /// The location and tag for pointers to an allocated page.
     fn grant_of(&self, number: usize) -> Option<Grant> {
         let (generation, tag) = self.pages.state(number).colour().generation_and_tag()?;
@@ -496,7 +515,7 @@ impl Arena {
         self.renewed_count = self.renewed_count.checked_sub(1)?;
         let FreedExtent { start, pages } = self.retired.pop_front()?;
         self.renewed_pages -= pages;
-        self.free.release(start, pages);
+        self.make_free(start..start + pages);
         Some(())
     }
 
@@ -508,8 +527,27 @@ impl Arena {
             count => self.cleared_count = count - 1,
         }
         self.quarantined_pages -= pages;
-        self.free.release(start, pages);
+        self.make_free(start..start + pages);
         Some(())
+    }
+
+    /// Lets pages be allocated that are in no allocation, unless they are withheld.
+    fn make_free(&mut self, pages: Range<u32>) {
+        self.free.release(pages.start, pages.end - pages.start);
+        for withheld in &self.withheld {
+            let within = pages.start.max(withheld.start)..pages.end.min(withheld.end);
+            self.withheld_pages += self.free.take_free(within);
+        }
+    }
+
+    /// The pages of this arena among these.
+    fn own_pages(&self, pages: &Range<u64>) -> Range<u32> {
+        let count = u32::try_from(self.page_count()).unwrap_or(u32::MAX);
+        let of = |page: u64| {
+            let number = page.saturating_sub(self.first_page);
+            u32::try_from(number).unwrap_or(u32::MAX).min(count)
+        };
+        of(pages.start)..of(pages.end)
     }
 
     /// Whether a space may use so many colours: those reserved for it, or those reserved for no
@@ -745,6 +783,74 @@ impl PageStore for Arena {
 
     fn fences(&self, each: &mut dyn FnMut(Space, NodeId, u32)) {
         self.pages.fences(each);
+    }
+
+    fn line(&self, first_page: u64) -> Option<Line> {
+        let first = self.index(first_page)?;
+        let states = self.pages.states().get(first..first + LINE_PAGES)?;
+        let mut pages = [LinePage::default(); LINE_PAGES];
+        for ((out, page), number) in pages.iter_mut().zip(states).zip(first..) {
+            let part = match page.role() {
+                Use::None => Part::Free,
+                Use::Head => Part::First { pages: page.link },
+                Use::Body => Part::Further { distance: page.link },
+            };
+            let contents = match page.holds() {
+                Contents::Zeros => PageContents::Zeros,
+                Contents::Leftover => PageContents::Leftover,
+                Contents::Written => PageContents::Written,
+            };
+            let creator = match part {
+                Part::First { .. } => self.pages.creator(number),
+                Part::Free | Part::Further { .. } => Creator::default(),
+            };
+            *out = LinePage {
+                version: page.version(),
+                part,
+                colour: page.colour().generation_and_tag().filter(|(_, tag)| tag.0 != 0),
+                space: page.space(),
+                contents,
+                creator: creator.node,
+                creator_incarnation: creator.incarnation,
+            };
+        }
+        let is_settled = (first..first + LINE_PAGES).all(|number| self.is_settled(number));
+        Some(Line { pages, is_settled })
+    }
+
+    fn withhold(&mut self, pages: Range<u64>, is_withheld: bool) {
+        let pages = self.own_pages(&pages);
+        if is_withheld {
+            self.withheld_pages += self.free.take_free(pages.clone());
+            self.withheld.push(pages);
+            return;
+        }
+        // A part of a range may be let go.
+        let withheld = core::mem::take(&mut self.withheld).into_iter().flat_map(|range| {
+            let before = range.start..range.end.min(pages.start).max(range.start);
+            let after = range.start.max(pages.end).min(range.end)..range.end;
+            [before, after].into_iter().filter(|part| !part.is_empty())
+        });
+        self.withheld = withheld.collect();
+        let queued = self.quarantined.iter().chain(&self.retired);
+        let mut is_queued = vec![false; pages.len()];
+        for extent in queued {
+            let within =
+                extent.start.max(pages.start)..(extent.start + extent.pages).min(pages.end);
+            for page in within {
+                is_queued[(page - pages.start) as usize] = true;
+            }
+        }
+        let is_free = |page: u32| {
+            let is_unused = self.pages.state(page as usize).role() == Use::None;
+            is_unused && !is_queued[(page - pages.start) as usize]
+        };
+        let mut next = pages.start;
+        while let Some(start) = (next..pages.end).find(|page| is_free(*page)) {
+            next = (start..pages.end).find(|page| !is_free(*page)).unwrap_or(pages.end);
+            self.free.release(start, next - start);
+            self.withheld_pages -= next - start;
+        }
     }
 
     fn usage(&self, space: Space) -> StoreUsage {

@@ -6,6 +6,8 @@
 //! have equal results. It stores nothing in the pages, and less than a bit and a half per page
 //! beside them.
 
+use core::ops::Range;
+
 /// Pages per word of the bitmap.
 const WORD_PAGES: u32 = u64::BITS;
 
@@ -81,6 +83,23 @@ impl ExtentTree {
             self.mark(start, pages, true);
             self.free_pages += pages;
         }
+    }
+
+    /// Takes the free pages of a range, and returns how many they were.
+    pub(crate) fn take_free(&mut self, range: Range<u32>) -> u32 {
+        let mut taken = 0;
+        let mut next = range.start;
+        while let Some(start) = (next..range.end).find(|page| self.is_free(*page)) {
+            next = (start..range.end).find(|page| !self.is_free(*page)).unwrap_or(range.end);
+            self.mark(start, next - start, false);
+            taken += next - start;
+        }
+        self.free_pages -= taken;
+        taken
+    }
+
+    fn is_free(&self, page: u32) -> bool {
+        self.words[index(page / WORD_PAGES)] & (1 << (page % WORD_PAGES)) != 0
     }
 
     fn find(&self, pages: u32) -> Option<u32> {

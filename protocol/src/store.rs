@@ -2,7 +2,7 @@
 
 use core::ops::Range;
 
-use bluebridge_wire::{ArenaGeneration, Location, NodeId, Space, Status, Tag};
+use bluebridge_wire::{ArenaGeneration, Location, NodeId, Space, Status, Tag, line::LineRecord};
 
 use crate::direct::Shared;
 
@@ -47,6 +47,15 @@ pub struct PageWrite<'a> {
     pub start: usize,
     /// The bytes.
     pub data: &'a [u8],
+}
+
+/// The pages of a line without their bytes, as a migration takes them along.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Line {
+    /// All pages, free ones too.
+    pub pages: LineRecord,
+    /// All allocations of it are complete ([`PageStore::complete`]).
+    pub is_settled: bool,
 }
 
 /// Pages that outlive requests: one shard of a server's arena, owned by one serving core.
@@ -147,6 +156,13 @@ pub trait PageStore {
     fn set_leased(&mut self, page: u64, is_leased: bool) {
         let _ = (page, is_leased);
     }
+
+    /// The line that begins at a page; `None` if the store does not have all of it.
+    fn line(&self, first_page: u64) -> Option<Line>;
+
+    /// Allocates no page of the range from now on (`is_withheld`), because its lines are given to another server; or
+    /// lets the free ones of them be allocated again. The range consists of whole lines, and is withheld once at most.
+    fn withhold(&mut self, pages: Range<u64>, is_withheld: bool);
 
     /// Capacity, free pages, and the use and quota of `space`.
     fn usage(&self, space: Space) -> StoreUsage;

@@ -488,6 +488,10 @@ enum Step {
     Stale(usize),
     Tidy(u32),
     Write(usize, u8),
+    /// Some lines from one on are withheld.
+    Withhold(u64, u64),
+    /// Some lines of those that are withheld are let go.
+    LetGo(usize, u64),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -497,6 +501,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => any::<usize>().prop_map(Step::Stale),
         1 => (0_u32..20).prop_map(Step::Tidy),
         3 => (any::<usize>(), 1_u8..).prop_map(|(which, stamp)| Step::Write(which, stamp)),
+        1 => (0..16_u64, 1..4_u64).prop_map(|(line, lines)| Step::Withhold(line, lines)),
+        1 => (any::<usize>(), 1..4_u64).prop_map(|(which, lines)| Step::LetGo(which, lines)),
     ]
 }
 
@@ -505,10 +511,18 @@ fn run(capacity: u32, steps: &[Step]) -> Result<(), TestCaseError> {
     let mut live: Vec<Allocation> = Vec::new();
     let mut deleted: Vec<Allocation> = Vec::new();
     let mut versions: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut withheld: Vec<Range<u64>> = Vec::new();
     for &step in steps {
         match step {
             Step::Create(pages) => {
-                let used: u32 = live.iter().map(|allocation| allocation.pages).sum();
+                let may_be_free = |page: &u64| {
+                    let is_live = live.iter().any(|other| {
+                        let start = other.grant.location.page();
+                        (start..start + u64::from(other.pages)).contains(page)
+                    });
+                    !is_live && !withheld.iter().any(|range| range.contains(page))
+                };
+                let free = (0..u64::from(capacity)).filter(may_be_free).count();
                 match arena.create(SPACE, pages) {
                     Ok(grant) => {
                         let first = grant.location.page();
@@ -520,6 +534,8 @@ fn run(capacity: u32, steps: &[Step]) -> Result<(), TestCaseError> {
                                 (start..start + u64::from(other.pages)).contains(&page)
                             });
                             prop_assert!(!taken, "page {} was granted twice", page);
+                            let is_withheld = withheld.iter().any(|range| range.contains(&page));
+                            prop_assert!(!is_withheld, "page {} was withheld", page);
                             let version = arena.version(page);
                             let before = versions.insert(page, version);
                             prop_assert!(before.is_none_or(|before| before < version));
@@ -529,7 +545,7 @@ fn run(capacity: u32, steps: &[Step]) -> Result<(), TestCaseError> {
                     Err(status) => {
                         prop_assert_eq!(status, Status::OutOfMemory);
                         // Only a fragmented arena may refuse a number of pages that is free.
-                        prop_assert!(used + pages > capacity || pages > 1);
+                        prop_assert!(free < pages as usize || pages > 1);
                     }
                 }
             }
@@ -549,6 +565,21 @@ fn run(capacity: u32, steps: &[Step]) -> Result<(), TestCaseError> {
             Step::Tidy(budget) => {
                 arena.tidy(budget);
             }
+            Step::Withhold(line, lines) => {
+                let pages = line * 8..(line + lines) * 8;
+                let is_apart =
+                    |other: &Range<u64>| other.end <= pages.start || pages.end <= other.start;
+                if pages.end <= u64::from(capacity) && withheld.iter().all(is_apart) {
+                    arena.withhold(pages.clone(), true);
+                    withheld.push(pages);
+                }
+            }
+            Step::LetGo(which, lines) if !withheld.is_empty() => {
+                let range = withheld.swap_remove(which % withheld.len());
+                let end = range.end.min(range.start + lines * 8);
+                arena.withhold(range.start..end, false);
+                withheld.extend((end < range.end).then_some(end..range.end));
+            }
             Step::Write(which, stamp) if !live.is_empty() => {
                 let count = live.len();
                 let allocation = &mut live[which % count];
@@ -565,6 +596,11 @@ fn run(capacity: u32, steps: &[Step]) -> Result<(), TestCaseError> {
         let usage = arena.arena_usage();
         prop_assert_eq!((usage.used_pages, arena.usage(SPACE).used_pages), (used, used));
     }
+    for pages in withheld {
+        arena.withhold(pages, false);
+    }
+    let used: u64 = live.iter().map(|allocation| u64::from(allocation.pages)).sum();
+    prop_assert_eq!(arena.arena_usage().free_pages, u64::from(capacity) - used);
     for Allocation { grant, pages, stamp } in live {
         prop_assert_eq!(arena.check(all(grant, pages)), Ok(()));
         for page in 0..u64::from(pages) {
@@ -573,6 +609,48 @@ fn run(capacity: u32, steps: &[Step]) -> Result<(), TestCaseError> {
         }
     }
     Ok(())
+}
+
+#[test]
+fn a_line_shows_its_pages() {
+    let mut arena = arena(24);
+    assert_eq!(arena.line(17), None, "it does not have all of it");
+    let grant = arena.create(SPACE, 2).unwrap();
+    arena.note_creator(grant.location, Creator { node: NodeId(5), incarnation: 3 });
+    assert!(!arena.line(0).unwrap().is_settled);
+    arena.complete(grant.location);
+    let long = arena.create(SPACE, 9).unwrap();
+    // It began in the line before.
+    assert!(!arena.line(8).unwrap().is_settled);
+    arena.complete(long.location);
+    arena.write(1, 7, b"bytes");
+    let freed = arena.create(SPACE, 1).unwrap();
+    arena.complete(freed.location);
+    arena.write(freed.location.page(), 0, b"left");
+    arena.delete(all(freed, 1), 1).unwrap();
+    let Line { pages, is_settled } = arena.line(0).unwrap();
+    assert!(is_settled);
+    let parts = pages.map(|page| page.part);
+    assert_eq!(
+        parts[..3],
+        [Part::First { pages: 2 }, Part::Further { distance: 1 }, Part::First { pages: 9 }]
+    );
+    let contents = [pages[0].contents, pages[1].contents];
+    assert_eq!(contents, [PageContents::Zeros, PageContents::Written]);
+    let colour = pages[1].colour;
+    assert_eq!(colour, Some((grant.location.generation(), grant.tag)));
+    assert_eq!((pages[1].space, pages[1].version), (SPACE, arena.version(1)));
+    assert_eq!((pages[0].creator, pages[0].creator_incarnation), (NodeId(5), 3));
+    assert_eq!((pages[1].creator, pages[1].creator_incarnation), (NodeId(0), 0));
+    let Line { pages, is_settled } = arena.line(8).unwrap();
+    assert!(is_settled);
+    assert_eq!(pages[2].part, Part::Further { distance: 8 });
+    let free = pages[3];
+    assert_eq!((free.part, free.contents), (Part::Free, PageContents::Written));
+    assert_eq!(free.colour, Some((freed.location.generation(), freed.tag)), "its last one");
+    assert_eq!(pages[4].colour, None);
+    let bytes = bluebridge_wire::line::emit_line(&pages);
+    assert_eq!(bluebridge_wire::line::parse_line(&bytes), Ok(pages));
 }
 
 /// Lists all allocations, a few pages at a time.

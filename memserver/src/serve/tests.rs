@@ -6,7 +6,7 @@ use std::{collections::VecDeque, io, sync::mpsc::sync_channel};
 use bluebridge_protocol::{
     direct::{Shared, SharedShard},
     responder::{Authority, Config, Event},
-    store::{Access, Grant, StoreUsage},
+    store::{Access, Grant, Line, StoreUsage},
 };
 use bluebridge_transport::{Capabilities, Counters, Incoming, ManualClock};
 use bluebridge_wire::{
@@ -140,6 +140,12 @@ impl PageStore for Refusing {
     }
     fn version(&self, page: u64) -> u64 {
         self.0.version(page)
+    }
+    fn line(&self, first_page: u64) -> Option<Line> {
+        self.0.line(first_page)
+    }
+    fn withhold(&mut self, pages: Range<u64>, is_withheld: bool) {
+        self.0.withhold(pages, is_withheld);
     }
     fn shared(&self) -> Shared<'_> {
         Shared { sessions: &[], shard: Some(&self.1) }

@@ -138,7 +138,10 @@ impl Responder {
         }
         let is_at_pointer = (target.node == to.node || is_own) && same_except_node(to, target);
         let is_at_endpoint = is_own && to.is_endpoint_for(*target);
-        if !is_at_pointer && !is_at_endpoint {
+        // A switch could lead them astray at the pointer, and the line is not the pointer's owner's to give.
+        let is_for_giver =
+            code.command().is_some_and(|of| matches!(of, Command::Take | Command::Keep));
+        if !(is_at_endpoint || is_at_pointer && !is_for_giver) {
             return Status::Malformed.into();
         }
         let missing = header.required.missing_from(Features::SUPPORTED);
@@ -263,6 +266,7 @@ impl Responder {
         if raised != Raised::No {
             let RequesterId { space, node, incarnation } = *requester;
             store.keep_fence(space, node, incarnation);
+            self.givings.note_fence(requester);
         }
         if raised != Raised::Higher {
             return;

@@ -118,6 +118,8 @@ pub struct Limits {
     pub node_wait_count: u16,
     /// Ranges that moved away, and adopted ranges.
     pub range_count: u16,
+    /// Migrations that this server gives to at once; each takes a bit per line of its range.
+    pub migration_count: u16,
     /// Replies that may wait to be sent; 64 or more.
     pub reply_count: u16,
     /// Pages that may be outstanding in all sessions together, and at least one per session.
@@ -146,6 +148,7 @@ impl Default for Limits {
             wait_count: 1024,
             node_wait_count: 256,
             range_count: 1024,
+            migration_count: 64,
             reply_count: 256,
             credit_pages: 16384,
         }
@@ -192,6 +195,7 @@ impl Limits {
             ("wait_count", u64::from(self.wait_count), 1, 65534),
             ("node_wait_count", u64::from(self.node_wait_count), 1, 65534),
             ("range_count", u64::from(self.range_count), 1, 65535),
+            ("migration_count", u64::from(self.migration_count), 1, 65535),
             ("reply_count", u64::from(self.reply_count), 64, 65535),
         ];
         match counts.into_iter().find(|&(_, value, least, most)| value < least || value > most) {

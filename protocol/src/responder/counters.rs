@@ -51,6 +51,8 @@ events! {
     IncarnationForgotten = "incarnation_forgotten",
     /// A node used a higher incarnation than before.
     IncarnationRaised = "incarnation_raised",
+    /// A KEEP of a line that was the taker's already.
+    KeepRepeated = "keep_repeated",
     /// A READ of a leased page got its last committed contents.
     LastCommittedRead = "last_committed_read",
     /// A page's lease ended by ABORT.
@@ -77,8 +79,20 @@ events! {
     LeaseSuperseded = "lease_superseded",
     /// An UPDATE was refused because the table of leases is full.
     LeaseTableFull = "lease_table_full",
+    /// A page's lease ended because the migration for which it was granted was withdrawn.
+    LeaseWithdrawn = "lease_withdrawn",
+    /// A line became the taker's by KEEP.
+    LineKept = "line_kept",
+    /// A line was leased by TAKE.
+    LineTaken = "line_taken",
     /// A session's low-water mark moved up.
     LowWaterRaised = "low_water_raised",
+    /// The controller allowed a migration.
+    MigrationAllowed = "migration_allowed",
+    /// A migration was closed, and its marks forgotten.
+    MigrationClosed = "migration_closed",
+    /// The permission for a migration was withdrawn.
+    MigrationWithdrawn = "migration_withdrawn",
     /// A notice was sent.
     NoticeSent = "notice_sent",
     /// An OPEN was repeated.

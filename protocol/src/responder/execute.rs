@@ -53,6 +53,8 @@ impl Responder {
             Command::Stat => return self.stat(request, store),
             Command::Write => return self.write(execution, store),
             Command::Update => return self.update(execution, store),
+            Command::Take => return self.take(execution, store),
+            Command::Keep => return self.keep_line(execution, store),
             Command::Commit => return self.commit(execution, store),
             Command::AllocWrite => return self.alloc_write(execution, store),
             Command::Abort => self.abort(execution, store),
@@ -130,8 +132,9 @@ impl Responder {
             }
             Command::Update if is_done => self.reply_grant(execution, record, store),
             Command::Renew if is_done => self.reply_renewal(execution, record, store),
+            Command::Take if is_done => self.reply_taken(execution, record, store),
             _ if record.status == Status::Busy => self.reply_busy(request, false, store),
-            Command::Update | Command::Commit | Command::Abort | Command::Renew => {
+            Command::Update | Command::Commit | Command::Abort | Command::Renew | Command::Take => {
                 header.lease_epoch = record.value;
                 self.push_lease_reply(request, record.status, &header, record.contended);
             }
@@ -234,7 +237,12 @@ impl Responder {
                 // Readers pass READs of the page on until it is unmarked.
                 self.end_if_expired(request.now, page);
             }
-            let is_leased = self.leases.holder(request.now, page).is_some();
+            let lease = self.leases.holder(request.now, page);
+            // The owner may read what it holds if it names the lease.
+            let is_leased = lease.is_some_and(|lease| {
+                let named = request.header().lease_epoch;
+                (lease.owner, lease.epoch) != (request.requester(), named)
+            });
             if wanted.bits & part.bits != 0 && is_leased && store.check(access).is_ok() {
                 leased |= 1 << number;
                 of_line |= line_bits(&(page..page + 1));
@@ -334,6 +342,13 @@ impl Responder {
         memory(request)?.is_page_aligned().then_some(()).ok_or(Status::Unaligned)?;
         let local = self.resolve(request)?;
         let (access, length) = (access(request, local, 1), request.header().length);
+        if !self.givings.is_empty() {
+            let pages = store.allocation(access, length)?;
+            if self.givings.marked_in(pages).is_some() {
+                // The rest of the allocation is another server's.
+                return Err(Status::NoAuthority.into());
+            }
+        }
         if !self.leases.is_idle() {
             let pages = store.allocation(access, length)?;
             if self.leases.holder_in(request.now, pages).is_some() {
@@ -447,13 +462,19 @@ impl Responder {
         let node = request.datagram.target.node;
         let local = if self.is_own_node(node) {
             if let Some(to) = self.ranges.moved_to(location.page()) {
-                return Err(Refusal { node: to.0, ..Status::Moved.into() });
+                let detail = self.ranges.moved_block_pages(location.page());
+                return Err(Refusal { node: to.0, detail, ..Status::Moved.into() });
             }
             location
         } else {
             let local = self.ranges.local(node, location);
             local.ok_or(Status::WrongNode)?
         };
+        if let Some(giving) = self.givings.marked(local.page()) {
+            let node = giving.allowance.taker.0;
+            let detail = self.givings.block_pages(local.page(), location.page());
+            return Err(Refusal { node, detail, ..Status::Moved.into() });
+        }
         self.check_authority(request)?;
         Ok(local)
     }
@@ -466,9 +487,11 @@ impl Responder {
                 .is_some_and(|location| self.ranges.local(target.node, location).is_some())
     }
 
-    /// A request may state the range epoch that it expects.
+    /// A request may state the range epoch that it expects. TAKE and KEEP name that of their migration.
     pub(super) fn check_epoch(&self, request: &Request<'_>) -> Result<(), Status> {
-        let named = request.header().range_epoch;
+        let is_for_giver =
+            matches!(request.datagram.command().command(), Some(Command::Take | Command::Keep));
+        let named = if is_for_giver { 0 } else { request.header().range_epoch };
         match self.authority {
             Some(authority) if named != 0 && named != authority.range_epoch => {
                 Err(Status::StaleRangeEpoch)

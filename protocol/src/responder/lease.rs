@@ -18,6 +18,7 @@ use super::{
     lease_table::NoRoom,
     record::{Progress, Record},
     replies::ReplyPath,
+    sessions::RequesterId,
 };
 use crate::{Timestamp, store::PageStore};
 
@@ -83,9 +84,11 @@ impl Responder {
             store.check(part_access(request, local, part))?;
         }
         let pages = pages_of(local, cut);
+        let line = line_of(pages.start);
         let is_patient = request.header().flags.contains(Flags::QUEUED);
-        let wanted =
-            if is_patient { self.queue.wanted(now, line_of(pages.start), place) } else { 0 };
+        // Nothing overtakes a TAKE that waited for long: leases that overlap could keep it waiting for ever.
+        let is_in_order = is_patient || self.is_take_due(now, line);
+        let wanted = if is_in_order { self.queue.wanted(now, line, place) } else { 0 };
         let is_leased = self.leases.holder_in(now, pages.clone()).is_some();
         if is_leased || wanted & line_bits(&pages) != 0 {
             return Err(Status::Busy.into());
@@ -94,7 +97,18 @@ impl Responder {
             self.end_if_expired(now, page);
         }
         let expires_at = now + self.lease_time(request);
-        let owner = request.requester();
+        let epoch = self.grant_lease(now, request.requester(), pages, expires_at)?;
+        Ok(lease_record(request, Command::Update, epoch))
+    }
+
+    /// Leases pages that are not leased, and returns the epoch.
+    pub(super) fn grant_lease(
+        &mut self,
+        now: Timestamp,
+        owner: RequesterId,
+        pages: Range<u64>,
+        expires_at: Timestamp,
+    ) -> Result<u64, Refusal> {
         let granted = self.leases.grant(now, owner, pages.clone(), expires_at).or_else(|_| {
             self.end_some_expired(now);
             self.leases.grant(now, owner, pages.clone(), expires_at)
@@ -107,11 +121,16 @@ impl Responder {
             Status::Overloaded
         })?;
         pages.for_each(|_| self.counters.count(Event::LeaseGranted));
-        Ok(lease_record(request, Command::Update, epoch))
+        Ok(epoch)
     }
 
-    /// The time of the lease that an UPDATE or RENEW gets.
-    fn lease_time(&self, request: &Request<'_>) -> Duration {
+    /// Whether a TAKE has waited for a line as long as a lease may last, so that it is next.
+    fn is_take_due(&self, now: Timestamp, line: u64) -> bool {
+        self.queue.has_take_waiting_for(now, line, self.timers.lease_max)
+    }
+
+    /// The time of the lease that an UPDATE, RENEW or TAKE gets.
+    pub(super) fn lease_time(&self, request: &Request<'_>) -> Duration {
         match request.header().lease_remaining_ms {
             0 => self.timers.lease_default,
             millis => Duration::from_millis(u64::from(millis)).min(self.timers.lease_max),
@@ -191,7 +210,9 @@ impl Responder {
         let epoch = request.header().lease_epoch;
         let local = self.held(request, cut, epoch, store)?;
         let expires_at = request.now + self.lease_time(request);
-        for page in pages_of(local, cut) {
+        // Otherwise a TAKE could wait for ever. The reply says how much time is left.
+        let is_extended = !self.is_take_due(request.now, line_of(local.page()));
+        for page in pages_of(local, cut).filter(|_| is_extended) {
             self.leases.renew(page, expires_at);
             self.counters.count(Event::LeaseRenewed);
         }
@@ -253,17 +274,28 @@ impl Responder {
         for part in cut.parts() {
             store.check(part_access(request, local, part))?;
         }
+        self.all_held(request, pages_of(local, cut), epoch).map(|()| local)
+    }
+
+    /// Whether the requester holds all pages under `epoch`.
+    pub(super) fn all_held(
+        &mut self,
+        request: &Request<'_>,
+        pages: Range<u64>,
+        epoch: u64,
+    ) -> Result<(), Refusal> {
         let requester = request.requester();
-        let lost = pages_of(local, cut)
-            .find_map(|page| self.leases.held(request.now, page, &requester, epoch).err());
-        let Some(lost) = lost else { return Ok(local) };
+        let mut pages = pages;
+        let lost =
+            pages.find_map(|page| self.leases.held(request.now, page, &requester, epoch).err());
+        let Some(lost) = lost else { return Ok(()) };
         self.counters.count(Event::LeaseNotHeld);
         let (node, epoch) = lost.to.map_or((0, 0), |(node, epoch)| (node.0, epoch));
         Err(Refusal { status: Status::LeaseLost, detail: lost.end.code(), node, epoch })
     }
 
     /// The header of a reply about a leased page.
-    fn lease_header(&self, request: &Request<'_>, page: u64) -> Header {
+    pub(super) fn lease_header(&self, request: &Request<'_>, page: u64) -> Header {
         let mut header = self.reply_header(request);
         if let Some(lease) = self.leases.holder(request.now, page) {
             (header.node, header.lease_epoch) = (lease.owner.node.0, lease.epoch);
@@ -327,10 +359,12 @@ impl Responder {
             return Some((page, usize::try_from(offset).ok()?));
         }
         let cut = Pieces::new(memory(request).ok()?, header.length, PIECE_BYTES_MAX)?;
+        // A TAKE is about free pages, too.
+        let is_take = request.datagram.command().command() == Some(Command::Take);
         // The pages may belong to another space by now, whose leases this requester must not see.
         cut.parts()
             .map(|part| (part_access(request, local, part), part.offset))
-            .filter(|&(access, _)| store.check(access).is_ok())
+            .filter(|&(access, _)| is_take || store.check(access).is_ok())
             .map(|(access, offset)| (access.location.page(), offset))
             .find(|&(page, _)| self.leases.holder(request.now, page).is_some())
     }
@@ -411,7 +445,7 @@ impl ReplyPath {
 /// The position of the command byte in an address: the tag and the location follow it.
 const COMMAND_SHIFT: u32 = 8 + 64;
 
-fn lease_record(request: &Request<'_>, command: Command, epoch: u64) -> Record {
+pub(super) fn lease_record(request: &Request<'_>, command: Command, epoch: u64) -> Record {
     let target = request.datagram.target;
     Record {
         value: epoch,

@@ -1,5 +1,6 @@
 //! Requests that wait for leased pages, in order of arrival.
 
+use core::time::Duration;
 use std::net::Ipv6Addr;
 
 use bluebridge_wire::{Command, Datagram, Header, NodeId, Space, address::Fields};
@@ -13,7 +14,7 @@ use crate::Timestamp;
 
 const NONE: u16 = u16::MAX;
 
-/// A READ or UPDATE that waits.
+/// A READ, UPDATE or TAKE that waits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiter {
     /// Its session's slot.
@@ -28,6 +29,8 @@ pub(super) struct Waiter {
     pub(super) pages: u8,
     /// It is removed if it is not repeated by then.
     pub(super) repeat_by: Timestamp,
+    /// When it began to wait.
+    pub(super) since: Timestamp,
     pub(super) source: Ipv6Addr,
     pub(super) from: Fields,
     pub(super) to: Fields,
@@ -36,6 +39,11 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
+    /// Whether it waits for leases on all its pages at once.
+    pub(super) const fn is_for_lease(&self) -> bool {
+        matches!(self.command, Command::Update | Command::Take)
+    }
+
     /// The last copy of the request.
     pub(super) const fn datagram(&self) -> Datagram<'static> {
         Datagram::bare(self.source, self.from, self.to, self.target, self.header)
@@ -198,8 +206,8 @@ impl WaitQueue {
         None
     }
 
-    /// The pages of a line that UPDATEs in front of a waiter, or all UPDATEs, wait for; waiters
-    /// that were not repeated in time do not count.
+    /// The pages of a line that UPDATEs and TAKEs in front of a waiter, or all of them, wait for;
+    /// waiters that were not repeated in time do not count.
     pub(super) fn wanted(&self, now: Timestamp, line: u64, until: Option<u16>) -> u8 {
         let mut wanted = 0;
         let mut next = if self.is_empty() { None } else { self.first(line) };
@@ -207,11 +215,24 @@ impl WaitQueue {
             if Some(number) == until {
                 break;
             }
-            let is_in_front = waiter.command == Command::Update && !waiter.is_overdue(now);
+            let is_in_front = waiter.is_for_lease() && !waiter.is_overdue(now);
             wanted |= if is_in_front { waiter.pages } else { 0 };
             next = self.behind(number, line);
         }
         wanted
+    }
+
+    /// Whether a TAKE of a line has waited for `time` or longer.
+    pub(super) fn has_take_waiting_for(&self, now: Timestamp, line: u64, time: Duration) -> bool {
+        let mut next = if self.is_empty() { None } else { self.first(line) };
+        while let Some((number, waiter)) = next {
+            let is_take = waiter.command == Command::Take && !waiter.is_overdue(now);
+            if is_take && now - waiter.since >= time {
+                return true;
+            }
+            next = self.behind(number, line);
+        }
+        false
     }
 
     /// Every waiter, in no order.

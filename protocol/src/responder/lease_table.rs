@@ -9,7 +9,11 @@ use core::{ops::Range, time::Duration};
 
 use bluebridge_wire::{LeaseEnd, NodeId, Space, header::LEASE_EPOCH_MAX};
 
-use super::{config::Limits, sessions::RequesterId, shares::Shares};
+use super::{
+    config::Limits,
+    sessions::RequesterId,
+    shares::{Holder, Shares},
+};
 use crate::Timestamp;
 
 /// A contended lease is reported to the switch only when it has run for this time, ...
@@ -418,6 +422,25 @@ impl LeaseTable {
                 let how = if is_over { LeaseEnd::Expired } else { LeaseEnd::Superseded };
                 self.end_slot(slot, how);
                 ended(page, how);
+            }
+        }
+    }
+
+    /// Ends the leases of a node on pages of a range, and calls `ended` with those that still ran.
+    pub(super) fn end_withdrawn(
+        &mut self,
+        now: Timestamp,
+        holder: Holder,
+        pages: &Range<u64>,
+        mut ended: impl FnMut(u64),
+    ) {
+        for slot in 0..self.slots.len() {
+            let lease = &self.slots[slot].lease;
+            let page = lease.page;
+            let is_its = lease.owner.holder() == holder && pages.contains(&page);
+            if is_its && lease.holds_at(now) {
+                self.end_slot(slot, LeaseEnd::Withdrawn);
+                ended(page);
             }
         }
     }

@@ -39,6 +39,7 @@ impl Responder {
             line,
             pages,
             repeat_by: request.now + self.timers.lease_wait,
+            since: request.now,
             source,
             from,
             to,
@@ -49,7 +50,7 @@ impl Responder {
             && let Some(place) = self.queue.at(before.waiter)
             && place.line == line
         {
-            *place = waiter;
+            *place = Waiter { since: place.since, ..waiter };
             self.counters.count(Event::WaiterRepeated);
         } else {
             // The same request may now map to other pages: one number never waits twice.
@@ -267,17 +268,18 @@ impl Responder {
         store: &S,
     ) -> bool {
         let free = waiter.pages & !*blocked;
-        let is_update = waiter.command == Command::Update;
-        let is_next = if is_update { free == waiter.pages } else { free != 0 };
-        if is_next && self.replies.room() < WAITER_REPLIES {
+        let is_for_lease = waiter.is_for_lease();
+        let is_next = if is_for_lease { free == waiter.pages } else { free != 0 };
+        let has_room = self.replies.room() >= WAITER_REPLIES && self.replies.has_record_room();
+        if is_next && !has_room {
             return false;
         }
-        if is_next && is_update {
-            self.serve_waiting_update(now, waiter, store);
+        if is_next && is_for_lease {
+            self.serve_waiting_lease(now, waiter, store);
             *blocked |= self.leased_bits(now, waiter.line);
         } else if is_next {
             self.serve_waiting_read(now, waiter, free, store);
-        } else if is_update {
+        } else if is_for_lease {
             *blocked |= waiter.pages;
         }
         true
@@ -289,8 +291,8 @@ impl Responder {
         leased.fold(0, |bits, page| bits | 1 << (page % LINE_PAGES as u64))
     }
 
-    /// Executes a waiting UPDATE again, from its last copy.
-    fn serve_waiting_update<S: PageStore + ?Sized>(
+    /// Executes a waiting UPDATE or TAKE again, from its last copy.
+    fn serve_waiting_lease<S: PageStore + ?Sized>(
         &mut self,
         now: Timestamp,
         waiter: &Waiter,
@@ -299,7 +301,11 @@ impl Responder {
         let datagram = waiter.datagram();
         let request = waiter.request(now, &datagram);
         let before = self.sessions.at(waiter.session).record(waiter.header.sequence);
-        self.update(&waiter.execution(&request, &before), store);
+        let execution = waiter.execution(&request, &before);
+        match waiter.command {
+            Command::Take => self.take(&execution, store),
+            _ => self.update(&execution, store),
+        }
     }
 
     /// Sends the free pages of a READ, and ends its waiting if no others remain.

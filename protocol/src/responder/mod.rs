@@ -17,7 +17,7 @@
 //! * `sessions`, `session_ids` and `session_index`: the sessions; `record`: the state of one request.
 //! * `trains`: pieces of incomplete pages; `provisional`: unconfirmed pages; `shares`: how much of
 //!   either a node may use.
-//! * `ranges`: pages that moved; `notice`: multicast notices; `replies`: the reply queue.
+//! * `giver` and `givings`: lines that other servers take. `ranges`: pages that moved; `notice`: multicast notices; `replies`: the reply queue.
 //! * `readers`: what is shared with readers that answer READs without the responder.
 
 mod admit;
@@ -26,6 +26,8 @@ mod counters;
 mod create;
 mod cut;
 mod execute;
+mod giver;
+mod givings;
 mod lease;
 mod lease_commit;
 mod lease_queue;
@@ -59,9 +61,11 @@ use crate::{
 };
 pub use config::{Authority, Config, ConfigError, Limits, Timers};
 pub use counters::{Counters, Event};
+pub use givings::{AllowError, Allowance};
 pub use ranges::{Adopted, RangeError};
 pub use replies::SealedReply;
 
+use givings::Givings;
 use lease_queue::WaitQueue;
 use lease_table::LeaseTable;
 use provisional::ProvisionalTable;
@@ -93,6 +97,7 @@ pub struct Responder {
     trains: TrainPool,
     provisional: ProvisionalTable,
     ranges: Ranges,
+    givings: Givings,
     leases: LeaseTable,
     queue: WaitQueue,
     /// Spaces in which notices are sent.
@@ -138,6 +143,7 @@ impl Responder {
             trains: TrainPool::new(&limits, &config.spaces),
             provisional: ProvisionalTable::new(&limits),
             ranges: Ranges::new(limits.range_count),
+            givings: Givings::new(limits.migration_count),
             leases: LeaseTable::new(&limits, &config.spaces, config.incarnation),
             queue: WaitQueue::new(&limits, config.spaces.len()),
             notices: Vec::with_capacity(config.spaces.len()),
@@ -194,7 +200,8 @@ impl Responder {
         store: &mut S,
     ) -> Result<(), DrainFirst> {
         let is_settled = self.queue.is_empty() || self.serve_waiters_before(now, datagram, store);
-        let has_room = self.replies.room() >= Limits::REPLIES_PER_REQUEST;
+        let has_room =
+            self.replies.room() >= Limits::REPLIES_PER_REQUEST && self.replies.has_record_room();
         if !is_settled || !has_room || self.may_tear(datagram) {
             self.counters.count(Event::DrainFirst);
             return Err(DrainFirst);
@@ -217,7 +224,7 @@ impl Responder {
         &'a mut self,
         store: &'a S,
     ) -> Option<SealedReply<'a>> {
-        self.replies.pop().map(|reply| reply.transmit(store))
+        self.replies.pop(store)
     }
 
     /// All queued replies, in order; [`Self::release`] those that were sent.
@@ -404,9 +411,14 @@ impl Responder {
         let zeroes = datagram.header.flags.contains(bluebridge_wire::Flags::ZERO);
         let may_hold = || self.replies.may_hold_line(self.place(&datagram.target));
         match datagram.command().command() {
-            Some(Command::Write | Command::Commit | Command::CompareSwap | Command::FetchAdd) => {
-                may_hold()
-            }
+            // What the taker does with the memory of a line that it keeps is not known here.
+            Some(
+                Command::Write
+                | Command::Commit
+                | Command::CompareSwap
+                | Command::FetchAdd
+                | Command::Keep,
+            ) => may_hold(),
             Some(Command::Delete) if zeroes => may_hold(),
             // These may free pages, or fill pages whose pointer was guessed and read before the
             // reply.

@@ -6,6 +6,9 @@ use bluebridge_wire::{ArenaGeneration, Location, NodeId, address::LINE_PAGES};
 
 const LINE: u64 = LINE_PAGES as u64;
 
+/// The most pages of a block that MOVED names: 1 GiB.
+const BLOCK_PAGES_MAX: u64 = 1 << 18;
+
 /// A range of another node's pages that this server serves, and its place in the store.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Adopted {
@@ -69,6 +72,35 @@ impl Ranges {
         index.map(|index| self.moved.remove(index)).is_some()
     }
 
+    /// Records that another node serves pages of the store from now on, in rows of whole lines: own pages are recorded
+    /// as moved, and adopted ones are no longer served.
+    ///
+    /// # Errors
+    /// [`RangeError`]; nothing changed.
+    pub(super) fn give_away(&mut self, rows: &[Range<u64>], to: NodeId) -> Result<(), RangeError> {
+        let mut after = Self { moved: self.moved.clone(), adopted: Vec::new(), limit: self.limit };
+        for range in &self.adopted {
+            let left = without_all(range.local_pages(), rows.iter().cloned());
+            after.adopted.extend(left.iter().map(|pages| range.part(pages)));
+        }
+        after.adopted.sort_by_key(key);
+        for row in rows {
+            for own in without_all(row.clone(), self.adopted.iter().map(Adopted::local_pages)) {
+                after.add_moved(own, to)?;
+            }
+        }
+        if after.adopted.len() > self.limit {
+            return Err(RangeError::Full);
+        }
+        *self = after;
+        Ok(())
+    }
+
+    /// Whether an own page of a range moved away.
+    pub(super) fn has_moved_in(&self, pages: &Range<u64>) -> bool {
+        self.moved.iter().any(|(moved, _)| moved.start < pages.end && pages.start < moved.end)
+    }
+
     pub(super) fn add_adopted(&mut self, adopted: Adopted) -> Result<(), RangeError> {
         let end = adopted.first_page.saturating_add(adopted.page_count);
         check(&(adopted.first_page..end))?;
@@ -109,9 +141,20 @@ impl Ranges {
 
     /// The node that serves an own page now, if that is another.
     pub(super) fn moved_to(&self, page: u64) -> Option<NodeId> {
+        self.moved_with(page).map(|(_, node)| node)
+    }
+
+    /// How many pages of the aligned block around a page that moved did so, too.
+    pub(super) fn moved_block_pages(&self, page: u64) -> u32 {
+        self.moved_with(page).map_or(0, |(range, _)| {
+            block_pages(page, |block| range.start <= block.start && block.end <= range.end)
+        })
+    }
+
+    fn moved_with(&self, page: u64) -> Option<(&Range<u64>, NodeId)> {
         let index = self.moved.partition_point(|(range, _)| range.end <= page);
         let (range, node) = self.moved.get(index)?;
-        range.contains(&page).then_some(*node)
+        range.contains(&page).then_some((range, *node))
     }
 
     /// Whether a page of this server's store holds a page of another node.
@@ -137,6 +180,49 @@ impl Ranges {
         let offset = page.checked_mul(1 << bluebridge_wire::address::PAGE_SHIFT)?;
         Location::new(range.local_generation, offset + in_page)
     }
+}
+
+/// The pages of the largest block around a page that is at another node as a whole. Blocks are powers of two, and
+/// aligned, as prefixes in the switch are.
+pub(super) fn block_pages(page: u64, is_there: impl Fn(Range<u64>) -> bool) -> u32 {
+    let mut pages = LINE;
+    loop {
+        let wider = 2 * pages;
+        let start = page - page % wider;
+        if wider > BLOCK_PAGES_MAX || !is_there(start..start + wider) {
+            return u32::try_from(pages).unwrap_or(u32::MAX);
+        }
+        pages = wider;
+    }
+}
+
+impl Adopted {
+    const fn local_pages(&self) -> Range<u64> {
+        self.local_page..self.local_page + self.page_count
+    }
+
+    /// The part of it at `pages` of the store, which are pages of it.
+    const fn part(&self, pages: &Range<u64>) -> Self {
+        let first_page = self.first_page + (pages.start - self.local_page);
+        let page_count = pages.end - pages.start;
+        Self { first_page, page_count, local_page: pages.start, ..*self }
+    }
+}
+
+/// What is left of `pages` without those of `other`.
+fn without(pages: &Range<u64>, other: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+    let before = pages.start..pages.end.min(other.start);
+    let after = pages.start.max(other.end)..pages.end;
+    let is_apart = other.end <= pages.start || pages.end <= other.start;
+    let parts = if is_apart { [pages.clone(), 0..0] } else { [before, after] };
+    parts.into_iter().filter(|part| part.start < part.end)
+}
+
+/// What is left of `pages` without those of all others.
+fn without_all(pages: Range<u64>, others: impl IntoIterator<Item = Range<u64>>) -> Vec<Range<u64>> {
+    others.into_iter().fold(Vec::from([pages]), |left, other| {
+        left.iter().flat_map(|pages| without(pages, &other)).collect()
+    })
 }
 
 const fn key(range: &Adopted) -> (NodeId, ArenaGeneration, u64) {

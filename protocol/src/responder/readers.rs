@@ -46,7 +46,8 @@ impl Responder {
     }
 
     fn shard_facts(&self) -> ShardFacts {
-        let is_open = self.readers.is_marked && !self.is_shutting_down && !self.ranges.has_moved();
+        let has_moved = self.ranges.has_moved() || self.givings.has_marks();
+        let is_open = self.readers.is_marked && !self.is_shutting_down && !has_moved;
         let authority = self.authority.filter(|_| is_open);
         let open_until = authority
             .map_or(Timestamp::ZERO, |authority| authority.expires_at.unwrap_or(Timestamp::MAX));

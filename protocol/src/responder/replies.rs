@@ -7,6 +7,7 @@ use bluebridge_wire::{
     Header, Location, Status,
     address::{LINE_BYTES, LINE_PAGES},
     header::HEADER_BYTES,
+    line::LINE_RECORD_BYTES,
     seal, tlv,
 };
 
@@ -17,6 +18,9 @@ const HEAD_BYTES: usize = HEADER_BYTES + tlv::emitted_bytes(LINE_PAGES);
 
 /// The most data of a reply that is not stored in pages.
 pub(super) const INLINE_BYTES: usize = 64;
+
+/// Replies with the record of a line, or with fences, that may be queued at once.
+const RECORD_REPLIES: usize = 8;
 
 /// One datagram to be sent from the server's port, whole and sealed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -37,6 +41,7 @@ pub struct SealedReply<'a> {
 enum Body {
     Inline { bytes: u8 },
     Page { page: u64, start: u16, bytes: u16 },
+    Record { slot: u8, bytes: u16 },
 }
 
 /// A queued reply.
@@ -52,7 +57,11 @@ pub(super) struct Reply {
 const _: () = assert!(size_of::<Reply>() <= 232);
 
 impl Reply {
-    pub(super) fn transmit<'a, S: PageStore + ?Sized>(&'a self, store: &'a S) -> SealedReply<'a> {
+    fn transmit<'a, S: PageStore + ?Sized>(
+        &'a self,
+        store: &'a S,
+        records: &'a Records,
+    ) -> SealedReply<'a> {
         let (head, rest) = self.bytes.split_at(self.head_bytes);
         let data = match self.body {
             Body::Inline { bytes } => &rest[..usize::from(bytes)],
@@ -60,6 +69,7 @@ impl Reply {
                 let start = usize::from(start);
                 store.read(page, start..start + usize::from(bytes))
             }
+            Body::Record { slot, bytes } => &records.slots[usize::from(slot)][..usize::from(bytes)],
         };
         SealedReply {
             source: self.source,
@@ -69,6 +79,14 @@ impl Reply {
             data,
         }
     }
+}
+
+/// The data of queued replies that is longer than [`INLINE_BYTES`]. Replies leave in the order in which they
+/// came, so the slots are used in turn.
+struct Records {
+    slots: Box<[[u8; LINE_RECORD_BYTES]; RECORD_REPLIES]>,
+    next: usize,
+    queued: usize,
 }
 
 /// The addresses of a reply.
@@ -88,16 +106,24 @@ pub(super) struct ReplyQueue {
     page_replies: usize,
     /// One bit per line (modulo 64) whose data a queued reply refers to.
     lines: u64,
+    records: Records,
 }
 
 impl ReplyQueue {
     pub(super) fn new(limit: usize) -> Self {
         let replies = VecDeque::with_capacity(limit);
-        Self { replies, limit, taken: None, page_replies: 0, lines: 0 }
+        let slots = Box::new([[0; LINE_RECORD_BYTES]; RECORD_REPLIES]);
+        let records = Records { slots, next: 0, queued: 0 };
+        Self { replies, limit, taken: None, page_replies: 0, lines: 0, records }
     }
 
     pub(super) fn room(&self) -> usize {
         self.limit - self.replies.len()
+    }
+
+    /// Whether a reply with the record of a line may be queued.
+    pub(super) const fn has_record_room(&self) -> bool {
+        self.records.queued < RECORD_REPLIES
     }
 
     pub(super) fn len(&self) -> usize {
@@ -154,6 +180,20 @@ impl ReplyQueue {
         seal(reply_path.source, reply_path.destination, &mut reply.bytes[..HEADER_BYTES], data);
     }
 
+    /// Queues a reply with the record of a line, or with as many bytes at most; there is room.
+    pub(super) fn push_record(&mut self, reply_path: ReplyPath, header: &Header, data: &[u8]) {
+        debug_assert!(self.has_record_room(), "room was checked before the request");
+        let Records { slots, next, queued } = &mut self.records;
+        let slot = *next;
+        slots[slot][..data.len()].copy_from_slice(data);
+        (*next, *queued) = ((slot + 1) % RECORD_REPLIES, *queued + 1);
+        let slot = u8::try_from(slot).unwrap_or(u8::MAX);
+        let bytes = u16::try_from(data.len()).unwrap_or(u16::MAX);
+        let reply = self.append(reply_path, Body::Record { slot, bytes });
+        header.emit(&mut reply.bytes, 0);
+        seal(reply_path.source, reply_path.destination, &mut reply.bytes[..HEADER_BYTES], data);
+    }
+
     fn append(&mut self, reply_path: ReplyPath, body: Body) -> &mut Reply {
         debug_assert!(self.replies.len() < self.limit, "room was checked before the request");
         let ReplyPath { source, destination, port } = reply_path;
@@ -174,13 +214,17 @@ impl ReplyQueue {
         &'a self,
         store: &'a S,
     ) -> impl Iterator<Item = SealedReply<'a>> {
-        self.replies.iter().map(|reply| reply.transmit(store))
+        self.replies.iter().map(|reply| reply.transmit(store, &self.records))
     }
 
-    pub(super) fn pop(&mut self) -> Option<&Reply> {
+    /// Removes the first reply.
+    pub(super) fn pop<'a, S: PageStore + ?Sized>(
+        &'a mut self,
+        store: &'a S,
+    ) -> Option<SealedReply<'a>> {
         let reply = self.replies.pop_front()?;
         self.release_body(reply.body);
-        Some(self.taken.insert(reply))
+        Some(self.taken.insert(reply).transmit(store, &self.records))
     }
 
     pub(super) fn release(&mut self, count: usize) {
@@ -192,6 +236,7 @@ impl ReplyQueue {
 
     const fn release_body(&mut self, body: Body) {
         self.page_replies -= matches!(body, Body::Page { .. }) as usize;
+        self.records.queued -= matches!(body, Body::Record { .. }) as usize;
         if self.page_replies == 0 {
             self.lines = 0;
         }

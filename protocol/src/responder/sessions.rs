@@ -370,6 +370,16 @@ impl Incarnations {
         self.index(space).is_some()
     }
 
+    /// The highest incarnations of the nodes of a space that were seen.
+    pub(super) fn fences(&self, space: Space) -> impl Iterator<Item = bluebridge_wire::Fence> {
+        let nodes = self.index(space).map_or(&[][..], |index| &self.spaces[index].1);
+        let known = (0..=u16::MAX).zip(nodes).filter(|(_, fence)| fence.incarnation != 0);
+        known.map(|(node, fence)| bluebridge_wire::Fence {
+            node: NodeId(node),
+            incarnation: fence.incarnation,
+        })
+    }
+
     /// The highest incarnation of the requester's node; 0 if it was never seen.
     pub(super) fn highest(&self, requester: &RequesterId) -> u32 {
         let node = usize::from(requester.node.0);

@@ -5,14 +5,14 @@ use std::net::Ipv6Addr;
 
 use bluebridge_wire::{
     Command, EndpointAddress, Flags, Header, NodeId, Pointer, WireCommand,
-    address::{Fields, LINE_BYTES, PAGE_BYTES},
+    address::{Fields, LINE_BYTES, LINE_PAGES, PAGE_BYTES},
 };
 use rand::{Rng, rngs::SmallRng};
 
 use super::{
     forge::Forged,
     shadow::Hold,
-    world::{ADOPTED, Attacker, Server},
+    world::{ADOPTED, Attacker, GIVEN, MIGRATION, MIGRATION_EPOCH, Server},
 };
 
 /// How far above low water numbers are used; the window has 512.
@@ -35,7 +35,7 @@ impl Draw<'_> {
 
     /// The datagrams of a valid request, or of one that is refused because of its target.
     pub(super) fn request(&mut self) -> Vec<Forged> {
-        match self.below(118) {
+        match self.below(119) {
             0..18 => self.bytes(Command::Read),
             18..46 => self.bytes(Command::Write),
             46..52 => {
@@ -61,6 +61,7 @@ impl Draw<'_> {
             93..96 => self.alloc_write(true),
             96..99 => vec![self.open()],
             99 => vec![self.bare(Command::Close, self.endpoint(), 0)],
+            118 => vec![self.of_migration()],
             _ => self.leased(),
         }
     }
@@ -237,6 +238,24 @@ impl Draw<'_> {
         datagram.header.session = 0;
         datagram.header.answered_distance = 0;
         datagram.header.sequence = self.below(64);
+        datagram
+    }
+
+    /// A TAKE or KEEP by the terms of a migration of which the attacker is not the taker.
+    fn of_migration(&mut self) -> Forged {
+        let line = GIVEN.start / LINE_PAGES as u64 + self.below(10);
+        let location = location(self.server.generation, line * LINE_PAGES as u64);
+        let target = Fields { location, ..self.endpoint() };
+        let command = if self.rng.random_bool(0.5) { Command::Take } else { Command::Keep };
+        let mut datagram = self.bare(command, target, LINE_BYTES as u64);
+        let pointer = Pointer::from_ipv6(target.to_ipv6()).ok();
+        if let Some(pointer) = pointer.filter(|_| self.rng.random_bool(0.8)) {
+            let address = EndpointAddress::for_memory(self.server.node, pointer);
+            datagram.destination = address.destination(command, true);
+        }
+        datagram.header.page_version = MIGRATION;
+        datagram.header.range_epoch = MIGRATION_EPOCH;
+        datagram.header.lease_epoch = self.below(1 << 44);
         datagram
     }
 

@@ -3,8 +3,8 @@
 use core::ops::Range;
 
 use bluebridge_memserver::Arena;
-use bluebridge_protocol::store::{Access, Grant, PageStore, StoreUsage};
-use bluebridge_wire::{ArenaGeneration, Space, Status};
+use bluebridge_protocol::store::{Access, Grant, Line, PageStore, StoreUsage};
+use bluebridge_wire::{ArenaGeneration, Location, Space, Status};
 
 /// A change of a store.
 #[derive(Clone, Debug)]
@@ -93,6 +93,18 @@ impl PageStore for Watched {
 
     fn version(&self, page: u64) -> u64 {
         self.arena.version(page)
+    }
+
+    fn complete(&mut self, location: Location) {
+        self.arena.complete(location);
+    }
+
+    fn line(&self, first_page: u64) -> Option<Line> {
+        self.arena.line(first_page)
+    }
+
+    fn withhold(&mut self, pages: Range<u64>, is_withheld: bool) {
+        self.arena.withhold(pages, is_withheld);
     }
 
     fn usage(&self, space: Space) -> StoreUsage {

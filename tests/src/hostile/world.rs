@@ -7,7 +7,7 @@ use bluebridge_memserver::{Arena, ArenaConfig};
 use bluebridge_p4::pipeline::SwitchPort;
 use bluebridge_protocol::{
     Timestamp,
-    responder::{Adopted, Authority, Config, Event, Limits, Responder, Timers},
+    responder::{Adopted, Allowance, Authority, Config, Event, Limits, Responder, Timers},
 };
 use bluebridge_switch::soft::{Offload, Pipeline};
 use bluebridge_wire::{ArenaGeneration, Command, Datagram, NodeId, Space, Status, address::Fields};
@@ -52,6 +52,11 @@ pub const GENERATION: ArenaGeneration = match ArenaGeneration::new(3) {
 
 /// Pages of the second server that moved to the first.
 const MOVED: core::ops::Range<u64> = 256..320;
+
+/// Pages that the odd server allows another server to take, by this migration.
+pub(super) const GIVEN: core::ops::Range<u64> = 1024..1088;
+pub(super) const MIGRATION: u64 = 3;
+pub(super) const MIGRATION_EPOCH: u32 = 70;
 
 const PAGES: u32 = 2048;
 
@@ -510,6 +515,7 @@ fn limits(node: u16) -> Limits {
         node_provisional_count: 10,
         node_provisional_pages: 20,
         range_count: 8,
+        migration_count: 2,
         reply_count: 96,
         credit_pages: 512,
         lease_count: 16,
@@ -560,7 +566,18 @@ fn server(index: u16, life: u32) -> Server {
         ..ArenaConfig::default()
     };
     let pages = if index == 2 { 512 } else { PAGES };
-    let store = Watched { arena: Arena::on_heap(&arena, pages), journal: Vec::new() };
+    let mut store = Watched { arena: Arena::on_heap(&arena, pages), journal: Vec::new() };
+    if is_odd {
+        let allowance = Allowance {
+            migration: MIGRATION,
+            range_epoch: MIGRATION_EPOCH,
+            pages: GIVEN,
+            space: Space(1),
+            taker: NodeId(3),
+            taker_incarnation: 1,
+        };
+        responder.allow(&allowance, &mut store).expect("good terms");
+    }
     let shadow =
         Shadow::new(node, pages, is_odd.then_some(ADOPTED), LEASE_TIMES, NOTIFIED.to_vec());
     let port = SERVER_PORTS[usize::from(index)];

@@ -3,7 +3,7 @@
 use core::ops::Range;
 use std::collections::BTreeMap;
 
-use bluebridge_protocol::store::{Access, Grant, PageStore, StoreUsage};
+use bluebridge_protocol::store::{Access, Grant, Line, PageStore, StoreUsage};
 use bluebridge_wire::{
     ArenaGeneration, Command, Datagram, Location, NodeId, Space, Status, Tag,
     header::{HEADER_BYTES, Header},
@@ -164,6 +164,18 @@ impl<S: PageStore> PageStore for BuggyStore<S> {
         for (&(space, node), &incarnation) in &self.fences {
             each(space, node, incarnation);
         }
+    }
+
+    fn complete(&mut self, location: Location) {
+        self.inner.complete(location);
+    }
+
+    fn line(&self, first_page: u64) -> Option<Line> {
+        self.inner.line(first_page)
+    }
+
+    fn withhold(&mut self, pages: Range<u64>, is_withheld: bool) {
+        self.inner.withhold(pages, is_withheld);
     }
 
     fn usage(&self, space: Space) -> StoreUsage {

@@ -161,7 +161,7 @@ impl Prober {
             }
             5 => {
                 destination.command =
-                    0x40 | *[17, 40, 63].get(rng.random_range(0..3)).unwrap_or(&0);
+                    0x40 | *[19, 40, 63].get(rng.random_range(0..3)).unwrap_or(&0);
                 ("unknown command", Status::UnknownCommand)
             }
             6 => {

@@ -365,7 +365,7 @@ fn pointers_of_other_nodes_and_spaces_are_refused() {
 fn unknown_commands_are_refused() {
     let mut bench = Bench::new();
     let mut carrier = bench.rack.attach(SPACE, 1005);
-    for command in (17..24).chain(26..64).chain([0x40 | 63]) {
+    for command in (19..24).chain(26..64).chain([0x40 | 63]) {
         let target = raw(NODE, 0);
         let reply = ask_raw(&mut carrier, 1005, Fields { command, ..target });
         assert_eq!(reply, Some(Status::UnknownCommand), "command {command}");

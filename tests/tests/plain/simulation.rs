@@ -122,6 +122,17 @@ const OF_LEASES: [(&str, &str); 30] = [
     ("requester", "stale_piece_joined"),
 ];
 
+/// Counters of migrations, which this simulation does not have.
+const OF_MIGRATIONS: [(&str, &str); 7] = [
+    ("responder", "keep_repeated"),
+    ("responder", "lease_withdrawn"),
+    ("responder", "line_kept"),
+    ("responder", "line_taken"),
+    ("responder", "migration_allowed"),
+    ("responder", "migration_closed"),
+    ("responder", "migration_withdrawn"),
+];
+
 /// Counters that only a server or a switch with another configuration would increment.
 const OUT_OF_SETTING: [(&str, &str, &str); 5] = [
     ("responder", "allocation_purged", "no operator frees memory here"),
@@ -158,6 +169,7 @@ fn check_coverage(report: &Report) {
         .chain(&OUT_OF_SETTING)
         .map(|(group, name, _)| (*group, *name))
         .chain(OF_LEASES)
+        .chain(OF_MIGRATIONS)
         .collect();
     let counted = report.counts.iter().map(|((group, name), count)| ((*group, &**name), *count));
     let missing: BTreeSet<_> =

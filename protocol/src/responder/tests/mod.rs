@@ -7,6 +7,7 @@ mod checks;
 mod commands;
 mod counters;
 mod direct;
+mod giver;
 mod lease_model;
 mod leases;
 mod model;

@@ -6,11 +6,15 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use bluebridge_wire::{ArenaGeneration, Location, NodeId, Space, Status, Tag, address::PAGE_BYTES};
+use bluebridge_wire::{
+    ArenaGeneration, LinePage, Location, NodeId, Space, Status, Tag,
+    address::{LINE_PAGES, PAGE_BYTES},
+    line::{PageContents, Part},
+};
 
 use crate::{
     direct::{DirectRead, Shared, SharedSession, SharedShard},
-    store::{Access, Creator, Grant, PageStore, StoreUsage},
+    store::{Access, Creator, Grant, Line, PageStore, StoreUsage},
 };
 
 pub(crate) const GENERATION: ArenaGeneration = match ArenaGeneration::new(2) {
@@ -25,6 +29,7 @@ struct Page {
     held: Option<(usize, usize, u8, Space)>,
     last_tag: u8,
     version: u64,
+    is_withheld: bool,
 }
 
 /// What a store shares with direct readers, and what it notes for tests.
@@ -65,13 +70,21 @@ pub(crate) struct PlainStore {
     pub(crate) creators: Vec<(Location, Creator)>,
     /// The incarnations that a store that outlives its process keeps.
     pub(crate) fences: BTreeMap<(Space, NodeId), u32>,
+    /// Allocations whose requesters may know them.
+    completed: BTreeSet<u64>,
     /// `None` without direct readers.
     pub(crate) readers: Option<SharedParts>,
 }
 
 impl PlainStore {
     pub(crate) fn new(pages: u32) -> Self {
-        let page = Page { bytes: vec![0; PAGE_BYTES], held: None, last_tag: 0, version: 0 };
+        let page = Page {
+            bytes: vec![0; PAGE_BYTES],
+            held: None,
+            last_tag: 0,
+            version: 0,
+            is_withheld: false,
+        };
         let pages = vec![page; pages as usize];
         Self {
             pages,
@@ -80,6 +93,7 @@ impl PlainStore {
             keeps: false,
             creators: Vec::new(),
             fences: BTreeMap::new(),
+            completed: BTreeSet::new(),
             readers: None,
         }
     }
@@ -109,7 +123,9 @@ impl PageStore for PlainStore {
         let start = (0..self.pages.len())
             .find(|&start| {
                 let extent = self.pages.get(start..start + pages);
-                extent.is_some_and(|extent| extent.iter().all(|page| page.held.is_none()))
+                extent.is_some_and(|extent| {
+                    extent.iter().all(|page| page.held.is_none() && !page.is_withheld)
+                })
             })
             .ok_or(Status::OutOfMemory)?;
         let extent = &mut self.pages[start..start + pages];
@@ -137,11 +153,47 @@ impl PageStore for PlainStore {
         self.creators.push((location, creator));
     }
 
+    fn complete(&mut self, location: Location) {
+        self.completed.insert(location.page());
+    }
+
+    fn line(&self, first_page: u64) -> Option<Line> {
+        let first = first_page as usize;
+        let pages = self.pages.get(first..first + LINE_PAGES)?.iter().zip(first..);
+        let mut is_settled = true;
+        let mut line = [LinePage::default(); LINE_PAGES];
+        for (out, (page, number)) in line.iter_mut().zip(pages) {
+            let part = match page.held {
+                None => Part::Free,
+                Some((start, pages, ..)) if start == number => Part::First { pages: pages as u32 },
+                Some((start, ..)) => Part::Further { distance: (number - start) as u32 },
+            };
+            is_settled &= page.held.is_none_or(|held| self.completed.contains(&(held.0 as u64)));
+            *out = LinePage {
+                version: page.version,
+                part,
+                colour: (page.last_tag != 0).then_some((GENERATION, Tag(page.last_tag))),
+                space: page.held.map_or(Space(0), |held| held.3),
+                contents: PageContents::Written,
+                ..LinePage::default()
+            };
+        }
+        Some(Line { pages: line, is_settled })
+    }
+
+    fn withhold(&mut self, pages: Range<u64>, is_withheld: bool) {
+        for page in &mut self.pages[pages.start as usize..pages.end as usize] {
+            assert_ne!(page.is_withheld, is_withheld, "once at most");
+            page.is_withheld = is_withheld;
+        }
+    }
+
     fn delete(&mut self, access: Access, pages: u32) -> Result<u32, Status> {
         if self.keeps {
             return Err(Status::Internal);
         }
         let range = self.allocation(access, pages)?;
+        self.completed.remove(&range.start);
         for page in &mut self.pages[range.start as usize..range.end as usize] {
             page.held = None;
         }

@@ -189,7 +189,9 @@ impl Shadow {
         }
         let local = self.local(candidate.target).unwrap_or(u64::MAX);
         let page = (local + u64::from(reply.header.offset)) / PAGE_BYTES as u64;
-        let is_leased = self.leases.running(now, page).is_some();
+        // The owner reads what it holds if it names the lease.
+        let is_own = fitting().any(|candidate| self.judge_holder(now, candidate, page).is_ok());
+        let is_leased = self.leases.running(now, page).is_some() && !is_own;
         let is_stale = reply.header.flags.contains(Flags::LAST_COMMITTED);
         let takes_stale =
             fitting().any(|candidate| candidate.header.flags.contains(Flags::MAY_BE_STALE));
