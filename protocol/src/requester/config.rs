@@ -26,7 +26,7 @@ pub struct Config {
     pub operation_count: u16,
     /// Servers (node and shard) that can be in use at once; below 65535.
     pub server_count: u16,
-    /// Moved lines that are cached; rounded up to a power of two.
+    /// Moved blocks that are cached; rounded up to a power of two.
     pub moved_count: u16,
     /// Seed of nonces and of the random part of back-offs; use another one for each requester.
     pub seed: u64,

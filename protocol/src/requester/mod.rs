@@ -16,7 +16,7 @@
 //! * `lease`: grants, waiting for other endpoints' leases, and replies after redirects.
 //! * `leave`: sessions that are abandoned.
 //! * `progress`: pages that have to be requested again, and the end of an operation.
-//! * `anywhere`: CREATE and ALLOC_WRITE to any memory node; `moved`: lines that other nodes serve.
+//! * `anywhere`: CREATE and ALLOC_WRITE to any memory node; `moved`: blocks that other nodes serve.
 //! * `operation`: the kinds of operations; `op`: one in progress; `slab`: all of them; `peer`: the
 //!   other ends of sessions; `rtt`: their round trips.
 //!   other ends of sessions; `rtt`: their round trips.
@@ -339,6 +339,7 @@ impl Requester {
                 pauses: 0,
                 moved_node: 0,
                 moved_page: NO_PAGE,
+                moved_block_pages: 0,
                 holder: Holder::default(),
             },
             run: Run { cut, start: 0, first_page: 0 },

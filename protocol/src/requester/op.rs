@@ -109,6 +109,8 @@ pub(super) struct Route {
     /// The MOVED reply under the current number: the node, and the first page that it is about.
     pub(super) moved_node: u16,
     pub(super) moved_page: u8,
+    /// How many pages of the block around that page are there, too; 0 if that is not known.
+    pub(super) moved_block_pages: u32,
     pub(super) holder: Holder,
 }
 

@@ -7,7 +7,7 @@ use bluebridge_wire::{Datagram, NodeId, Status, address::LINE_PAGES};
 use super::{
     Completion, Event, Failure, NONE, Operation, Output, PageStatuses, Place, Requester, Server,
     Stage,
-    op::{Holder, NO_PAGE, Op},
+    op::{Holder, NO_PAGE, Op, Route},
 };
 use crate::Timestamp;
 
@@ -36,6 +36,7 @@ impl Requester {
                 if page < op.route.moved_page {
                     op.route.moved_node = reply.header.node;
                     op.route.moved_page = page;
+                    op.route.moved_block_pages = reply.header.detail;
                 }
             }
             _ => {}
@@ -126,7 +127,8 @@ impl Requester {
 
     /// Another node serves the range.
     fn follow(&mut self, now: Timestamp, index: u16) {
-        let node = NodeId(self.ops[index].route.moved_node);
+        let Route { moved_node, moved_block_pages, .. } = self.ops[index].route;
+        let node = NodeId(moved_node);
         let Some(pointer) = self.ops[index].pointer().filter(|_| node.is_unicast()) else {
             self.counters.count(Event::ReplyViolation);
             let node = self.contacted_node(index);
@@ -134,7 +136,7 @@ impl Requester {
             return;
         };
         self.counters.count(Event::MovedFollow);
-        self.moved.remember(pointer, node);
+        self.moved.remember(pointer, moved_block_pages, node);
         self.hop(now, index, Some(node));
     }
 

@@ -45,7 +45,7 @@ pub(super) mod run {
             a_lease_is_extended_and_ended, leases_outlive_the_session, last_committed_contents_are_read, fresh_contents_are_not_reported_as_stale,
             an_owner_lets_a_request_wait, waiting_does_not_use_the_window_up,
             the_longest_lease_time_of_all_pieces_counts, requests_without_page_data_cost_one_page_of_credit;
-        moved: a_moved_range_is_followed_and_remembered, a_wrong_cached_move_leads_to_the_home, a_late_authority_is_waited_for, pages_that_moved_to_different_nodes_are_requested_one_by_one,
+        moved: a_moved_range_is_followed_and_remembered, a_moved_block_is_remembered_as_a_whole, a_wrong_cached_move_leads_to_the_home, a_late_authority_is_waited_for, pages_that_moved_to_different_nodes_are_requested_one_by_one,
             a_range_that_keeps_moving_ends_in_a_failure, the_effect_on_a_changed_page_is_reported,
             a_page_is_requested_again_in_a_new_session;
         reads: a_page_is_read_in_one_round_trip, pieces_arrive_in_any_order_and_twice, missing_pieces_are_requested_again,

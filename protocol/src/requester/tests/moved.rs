@@ -35,6 +35,24 @@ pub(super) fn a_moved_range_is_followed_and_remembered() -> Counters {
     bench.end()
 }
 
+pub(super) fn a_moved_block_is_remembered_as_a_whole() -> Counters {
+    let mut bench = bench();
+    bench.read(0, 10, 1);
+    let first = bench.sent_one();
+    bench.reply(&moved(&first, OTHER).with(|header| header.detail = 16));
+    let second = bench.sent_one();
+    bench.reply(&Reply::piece(&second, 0, 1, &[1; 10]));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
+    for (line, node) in [(1, OTHER), (0, OTHER), (2, HOME)] {
+        bench.read(line * 32768, 10, 10 + line);
+        let sent = bench.sent_one();
+        assert_eq!(sent.node, node, "line {line}");
+        bench.reply(&Reply::piece(&sent, 0, 1, &[1; 10]));
+        assert_eq!(bench.completed().result, Ok(Output::Done));
+    }
+    bench.end()
+}
+
 pub(super) fn a_wrong_cached_move_leads_to_the_home() -> Counters {
     let mut bench = bench();
     bench.read(0, 10, 1);

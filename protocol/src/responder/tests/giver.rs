@@ -313,6 +313,11 @@ pub(super) fn orders_are_executed_once_and_in_order() {
     assert_eq!(lost(&kept), (Status::LeaseLost, Some(LeaseEnd::Withdrawn)));
     assert_eq!(world.look(second).0, Status::Ok);
     assert_eq!(world.status(&taker.request(Command::Take, second)), Status::StaleRangeEpoch);
+    // A lease by UPDATE is none of the migration.
+    let epoch = taker.0.lease(&mut world, second, LINE_BYTES);
+    let kept = taker.keep(&mut world, second, epoch);
+    assert_eq!(lost(&kept), (Status::LeaseLost, Some(LeaseEnd::Withdrawn)));
+    assert_eq!(world.status(&taker.0.under(Command::Abort, second, LINE_BYTES, epoch)), Status::Ok);
     // What is the taker's stays the taker's.
     assert_eq!(world.look(first).0, Status::Moved);
     assert_eq!(taker.keep(&mut world, first, epoch).status, Status::Ok);
