@@ -142,7 +142,16 @@ impl Requester {
         op.run.cut = op.run.cut.with_piece_bytes(usize::from(piece_bytes)).unwrap_or(op.run.cut);
         op.request.cost = match op.stage {
             Stage::Confirm(_) => 1,
-            _ if matches!(op.operation, Operation::Abort { .. } | Operation::Renew { .. }) => 1,
+            _ if matches!(
+                op.operation,
+                Operation::Abort { .. }
+                    | Operation::Keep { .. }
+                    | Operation::Renew { .. }
+                    | Operation::Take { .. }
+            ) =>
+            {
+                1
+            }
             Stage::Anywhere { .. } | Stage::Direct => {
                 u8::try_from(op.run_page_count()).unwrap_or(1)
             }

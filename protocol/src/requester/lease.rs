@@ -194,7 +194,9 @@ impl Op {
     /// that a reply belongs to: its attempts count from 1 to the maximum, then from 1 again.
     pub(super) const fn next_attempt(&self) -> u8 {
         match self.operation {
-            Operation::Update { .. } => self.request.attempt % ATTEMPT_MAX + 1,
+            Operation::Take { .. } | Operation::Update { .. } => {
+                self.request.attempt % ATTEMPT_MAX + 1
+            }
             _ if self.request.attempt < ATTEMPT_MAX => self.request.attempt + 1,
             _ => ATTEMPT_MAX,
         }

@@ -50,8 +50,8 @@ use bluebridge_wire::{Pointer, Status, address::LINE_BYTES, address::LINE_PAGES}
 pub use config::{Config, Timing};
 pub use counters::{Counters, Event};
 pub use operation::{
-    Buffers, Completion, Failure, Lease, Operation, OperationId, Output, PageStatuses, Server,
-    StartError,
+    Buffers, Completion, Failure, Lease, Migration, Operation, OperationId, Output, PageStatuses,
+    Server, StartError,
 };
 pub use transmit::{HEAD_BYTES_MAX, Origin, SealedRequest};
 
@@ -283,6 +283,7 @@ impl Requester {
             Operation::Close { server }
             | Operation::Ping { server, .. }
             | Operation::Stat { server } => Some(server),
+            _ if operation.giver().is_some() => operation.giver(),
             _ => {
                 let pointer = operation.pointer()?;
                 let home = Server::of(pointer);

@@ -1,8 +1,14 @@
 //! Operations, their results, and their failures.
 
-use bluebridge_wire::{Command, LeaseEnd, NodeId, Pointer, Status, Usage, address::LINE_PAGES};
+use bluebridge_wire::{
+    Command, LeaseEnd, NodeId, Pointer, Status, Usage,
+    address::{LINE_BYTES, LINE_PAGES},
+};
 
 use crate::Timestamp;
+
+#[allow(clippy::cast_possible_truncation, reason = "32,768")]
+const LINE_LENGTH: u32 = LINE_BYTES as u32;
 
 /// One serving core of a server: the other end of a session.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -19,6 +25,17 @@ impl Server {
     pub const fn of(pointer: Pointer) -> Self {
         Self { node: pointer.node, shard: pointer.location.shard() }
     }
+}
+
+/// A migration, as its requests name it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Migration {
+    /// Its id.
+    pub id: u64,
+    /// Its range epoch.
+    pub range_epoch: u32,
+    /// The server that gives lines away.
+    pub giver: Server,
 }
 
 /// One operation; a byte range lies inside of one aligned line.
@@ -84,6 +101,18 @@ pub enum Operation {
         /// The addend.
         addend: u64,
     },
+    /// Make a line that was taken one's own, or learn that it is. The reply's fences, at most 256 bytes, are copied
+    /// into the caller's incoming buffer.
+    Keep {
+        /// The migration.
+        migration: Migration,
+        /// The first byte of the line; tag 0, and the first generation of the contents.
+        pointer: Pointer,
+        /// The epoch of the TAKE's lease.
+        epoch: u64,
+        /// The number of the last fence that is known; 0: none.
+        known: u32,
+    },
     /// Check that the server replies.
     Ping {
         /// The server.
@@ -105,6 +134,17 @@ pub enum Operation {
         /// Bytes.
         length: u32,
     },
+    /// Read bytes of a line that was taken, at the giver, into the caller's incoming buffer.
+    ReadTaken {
+        /// The giver.
+        giver: Server,
+        /// The first byte, with the colour of its allocation.
+        pointer: Pointer,
+        /// Bytes.
+        length: u32,
+        /// The epoch of the TAKE's lease.
+        epoch: u64,
+    },
     /// Set a new end of a lease; until the reply arrives the earlier end counts.
     Renew {
         /// The first byte of what the UPDATE covered, or of a part of it.
@@ -120,6 +160,18 @@ pub enum Operation {
     Stat {
         /// The server.
         server: Server,
+    },
+    /// Lease a whole line, free pages included, from its giver. The line's record, 256 bytes, is copied into the
+    /// caller's incoming buffer.
+    Take {
+        /// The migration.
+        migration: Migration,
+        /// The first byte of the line; tag 0, and the first generation of the contents.
+        pointer: Pointer,
+        /// Milliseconds; 0: the server's default.
+        lease_ms: u16,
+        /// Whether to wait, until the deadline, for leases that other endpoints have.
+        wait: bool,
     },
     /// Lease all pages that a range touches, or none, and read it into the caller's incoming
     /// buffer.
@@ -163,9 +215,11 @@ impl Operation {
             Self::Delete { .. } | Self::Zero { .. } => Command::Delete,
             Self::FetchAdd { .. } => Command::FetchAdd,
             Self::Ping { .. } => Command::Ping,
-            Self::Read { .. } | Self::ReadStale { .. } => Command::Read,
+            Self::Keep { .. } => Command::Keep,
+            Self::Read { .. } | Self::ReadStale { .. } | Self::ReadTaken { .. } => Command::Read,
             Self::Renew { .. } => Command::Renew,
             Self::Stat { .. } => Command::Stat,
+            Self::Take { .. } => Command::Take,
             Self::Update { .. } => Command::Update,
             Self::Write { .. } => Command::Write,
         }
@@ -179,10 +233,22 @@ impl Operation {
             | Self::Commit { pointer, length, .. }
             | Self::Read { pointer, length }
             | Self::ReadStale { pointer, length }
+            | Self::ReadTaken { pointer, length, .. }
             | Self::Renew { pointer, length, .. }
             | Self::Update { pointer, length, .. }
             | Self::Write { pointer, length }
             | Self::Zero { pointer, length } => Some((pointer, length)),
+            Self::Keep { pointer, .. } | Self::Take { pointer, .. } => Some((pointer, LINE_LENGTH)),
+            _ => None,
+        }
+    }
+
+    /// The server that gives the line away, if the operation is about such a line: that server's answer is final,
+    /// whatever it is.
+    pub(super) const fn giver(&self) -> Option<Server> {
+        match *self {
+            Self::Keep { migration, .. } | Self::Take { migration, .. } => Some(migration.giver),
+            Self::ReadTaken { giver, .. } => Some(giver),
             _ => None,
         }
     }
@@ -201,20 +267,32 @@ impl Operation {
         }
     }
 
-    /// Whether it may change the contents of memory; taking, extending or ending a lease does not.
+    /// Whether it may change the contents of memory, or who serves it; taking, extending or ending a lease does not.
     pub(super) const fn changes_memory(&self) -> bool {
-        self.command().is_mutating()
-            && !matches!(self, Self::Abort { .. } | Self::Renew { .. } | Self::Update { .. })
+        let is_of_lease = matches!(
+            self,
+            Self::Abort { .. } | Self::Renew { .. } | Self::Take { .. } | Self::Update { .. }
+        );
+        matches!(self, Self::Keep { .. }) || self.command().is_mutating() && !is_of_lease
     }
 
     /// Whether the reply is a train of pieces.
     pub(super) const fn is_read(&self) -> bool {
-        matches!(self, Self::Read { .. } | Self::ReadStale { .. } | Self::Update { .. })
+        matches!(
+            self,
+            Self::Read { .. }
+                | Self::ReadStale { .. }
+                | Self::ReadTaken { .. }
+                | Self::Update { .. }
+        )
     }
 
     /// Whether it may wait at the home, or at an owner, for a lease to end.
     pub(super) const fn may_queue(&self) -> bool {
-        matches!(self, Self::Read { .. } | Self::Update { wait: true, .. })
+        matches!(
+            self,
+            Self::Read { .. } | Self::Take { wait: true, .. } | Self::Update { wait: true, .. }
+        )
     }
 }
 
@@ -226,7 +304,8 @@ pub trait Buffers {
     /// The data that the operation sends: all bytes of a WRITE, a COMMIT, an ALLOC_WRITE or a PING.
     fn outgoing(&self, token: u64) -> &[u8];
 
-    /// The destination of a READ's or an UPDATE's bytes; as long as the operation.
+    /// The destination of a READ's or an UPDATE's bytes, as long as the operation; of a TAKE's or KEEP's records, 256
+    /// bytes ([`LINE_RECORD_BYTES`](bluebridge_wire::line::LINE_RECORD_BYTES)).
     fn incoming(&mut self, token: u64) -> &mut [u8];
 }
 
@@ -253,7 +332,16 @@ pub enum Output {
     Done,
     /// The pages that a DELETE freed.
     Freed(u32),
-    /// The lease that an UPDATE got or a RENEW extended.
+    /// The line is the requester's.
+    Kept {
+        /// Bytes of fences that the reply brought.
+        bytes: u16,
+        /// The number of the last of them, or the number that the requester named.
+        known: u32,
+        /// Whether these were all. Otherwise repeat [`Operation::Keep`] with `known`, and serve the line only then.
+        is_all: bool,
+    },
+    /// The lease that an UPDATE or TAKE got or a RENEW extended.
     Leased(Lease),
     /// The pointer that a CREATE or ALLOC_WRITE returned.
     Pointer(Pointer),

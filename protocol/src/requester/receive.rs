@@ -1,6 +1,8 @@
 //! Which replies are trusted, and how each status is handled.
 
-use bluebridge_wire::{Command, Datagram, NodeId, Pointer, Status, Usage, tlv::TlvType};
+use bluebridge_wire::{
+    Command, Datagram, NodeId, Pointer, Status, Usage, line::LINE_RECORD_BYTES, tlv::TlvType,
+};
 
 use super::{
     Buffers, Event, Failure, NONE, Operation, Output, Place, Queue, Requester, Stage, State,
@@ -148,10 +150,17 @@ impl Requester {
             Status::Busy if op.operation.may_queue() && is_queued(reply) => {
                 self.note_queued(now, index, reply);
             }
-            Status::Busy if matches!(op.operation, Operation::Update { wait: false, .. }) => {
+            Status::Busy
+                if op.operation.giver().is_some()
+                    || matches!(op.operation, Operation::Update { wait: false, .. }) =>
+            {
                 self.note_refusal(index, 0, status, reply);
                 let holder = self.ops[index].route.holder;
                 self.finish(index, Err(holder.failure()));
+            }
+            // Where the line is now is the taker's business, and not this operation's.
+            _ if is_about_page(status) && op.operation.giver().is_some() => {
+                self.refuse(index, status, node);
             }
             _ if is_about_page(status) && op.is_read_by_page() => {
                 self.handle_page_refusal(now, index, status, reply);
@@ -212,9 +221,33 @@ impl Requester {
             return;
         }
         let output = match op.operation {
-            Operation::Read { .. } | Operation::ReadStale { .. } | Operation::Update { .. } => {
+            Operation::Read { .. }
+            | Operation::ReadStale { .. }
+            | Operation::ReadTaken { .. }
+            | Operation::Update { .. } => {
                 self.handle_piece(now, index, reply, buffers);
                 return;
+            }
+            Operation::Take { .. } => {
+                let own_node = self.config.node;
+                let op = &mut self.ops[index];
+                let is_whole = reply.data.len() == LINE_RECORD_BYTES;
+                let is_copied = is_whole && copy_record(buffers.incoming(op.token), reply.data);
+                let is_granted = is_copied && op.note_grant(own_node, reply);
+                is_granted.then(|| {
+                    self.counters.count(Event::Grant);
+                    Output::Leased(self.ops[index].grant.lease)
+                })
+            }
+            Operation::Keep { epoch, .. } => {
+                let is_its = reply.header.lease_epoch == epoch
+                    && reply.data.len() <= LINE_RECORD_BYTES
+                    && copy_record(buffers.incoming(op.token), reply.data);
+                is_its.then(|| Output::Kept {
+                    bytes: u16::try_from(reply.data.len()).unwrap_or(0),
+                    known: reply.header.detail,
+                    is_all: u64::from(reply.header.detail) == reply.header.page_version,
+                })
             }
             Operation::Abort { .. } | Operation::Commit { .. } => Some(Output::Done),
             Operation::Renew { epoch, .. } => {
@@ -320,6 +353,12 @@ impl Requester {
             self.finish(index, Err(Failure::Refused { status, node }));
         }
     }
+}
+
+/// Copies a record into the caller's buffer; false if that is too short.
+fn copy_record(to: &mut [u8], record: &[u8]) -> bool {
+    let place = to.get_mut(..record.len());
+    place.map(|place| place.copy_from_slice(record)).is_some()
 }
 
 impl Op {

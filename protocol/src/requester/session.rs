@@ -272,11 +272,14 @@ impl Requester {
         let idempotent = matches!(
             op.operation,
             Operation::Abort { .. }
+                | Operation::Keep { .. }
                 | Operation::Ping { .. }
                 | Operation::Read { .. }
                 | Operation::ReadStale { .. }
+                | Operation::ReadTaken { .. }
                 | Operation::Renew { .. }
                 | Operation::Stat { .. }
+                | Operation::Take { .. }
                 | Operation::Update { .. }
         );
         let Server { node, .. } = peer.server;

@@ -246,7 +246,10 @@ impl Requester {
             Operation::Ping { length, .. } => {
                 part.data = buffers.outgoing(op.token).get(..length as usize)?;
             }
-            Operation::Read { .. } | Operation::ReadStale { .. } | Operation::Update { .. } => {
+            Operation::Read { .. }
+            | Operation::ReadStale { .. }
+            | Operation::ReadTaken { .. }
+            | Operation::Update { .. } => {
                 part.header.flags = part.header.flags.with(op.read_flags());
                 if op.request.attempt > 0 {
                     part.header.detail = op.wanted_pieces();
@@ -257,6 +260,22 @@ impl Requester {
                 if let Operation::Update { lease_ms, .. } = op.operation {
                     part.header.lease_remaining_ms = lease_ms;
                 }
+                if let Operation::ReadTaken { epoch, .. } = op.operation {
+                    part.header.lease_epoch = epoch;
+                }
+            }
+            Operation::Take { migration, lease_ms, wait, .. } => {
+                let flags = part.header.flags;
+                part.header.flags = if wait { flags.with(Flags::QUEUED) } else { flags };
+                part.header.lease_remaining_ms = lease_ms;
+                part.header.page_version = migration.id;
+                part.header.range_epoch = migration.range_epoch;
+            }
+            Operation::Keep { migration, epoch, known, .. } => {
+                part.header.lease_epoch = epoch;
+                part.header.detail = known;
+                part.header.page_version = migration.id;
+                part.header.range_epoch = migration.range_epoch;
             }
             Operation::Renew { epoch, lease_ms, .. } => {
                 part.header.lease_epoch = epoch;
@@ -306,7 +325,9 @@ impl Requester {
         let (Some(peer), Some(pointer)) = (self.peers.at(op.route.peer), op.pointer()) else {
             return false;
         };
-        peer.at_endpoint && (op.request.attempt > 0 || pointer.node != peer.server.node)
+        // A giver serves TAKE and KEEP nowhere else, and a redirect to the lease's owner would lead back here.
+        op.operation.giver().is_some()
+            || peer.at_endpoint && (op.request.attempt > 0 || pointer.node != peer.server.node)
     }
 
     fn wire_length(&self, op: &Op) -> u32 {

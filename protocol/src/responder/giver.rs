@@ -19,7 +19,7 @@ use super::{
     givings::{AllowError, Allowance},
     lease::{lease_record, line_of},
     ranges::RangeError,
-    record::{Progress, Record},
+    record::Record,
 };
 use crate::{Timestamp, store::PageStore};
 
@@ -120,7 +120,7 @@ impl Responder {
 
     /// A TAKE without a recorded reply.
     pub(super) fn take<S: PageStore + ?Sized>(&mut self, execution: &Execution<'_>, store: &S) {
-        let Execution { request, before, .. } = *execution;
+        let request = execution.request;
         let line = match self.line_to_give(request, store) {
             Ok(line) => line,
             Err(refusal) => {
@@ -128,10 +128,9 @@ impl Responder {
                 return self.conclude_refused(&execution.without_record(), refusal, store);
             }
         };
-        let place = (before.progress == Progress::Waiting).then_some(before.waiter);
         let pages = line.pages();
-        let is_leased = self.leases.holder_in(request.now, pages.clone()).is_some();
-        if is_leased || self.queue.wanted(request.now, line_of(line.first_page), place) != 0 {
+        // Who waits for one of its pages waits for a lease on it, so a TAKE overtakes nobody.
+        if self.leases.holder_in(request.now, pages.clone()).is_some() {
             if self.wait(execution, &pages) {
                 return self.reply_busy(request, true, store);
             }
@@ -172,10 +171,9 @@ impl Responder {
         if !giving.is_open {
             return Err(Status::StaleRangeEpoch.into());
         }
-        // These may still be freed, or get bytes that the taker would not have.
-        let is_settled = store.line(line.first_page).ok_or(Status::OutOfRange)?.is_settled;
-        let is_provisional = line.pages().any(|page| self.provisional.holding(page).is_some());
-        if !is_settled || is_provisional {
+        // Pages of an incomplete ALLOC_WRITE still get bytes that the taker would not have, and those that wait for a
+        // CONFIRM may still be freed.
+        if !store.line(line.first_page).ok_or(Status::OutOfRange)?.is_settled {
             return Err(Status::Busy.into());
         }
         Ok(line)

@@ -70,7 +70,7 @@ pub(super) struct Giving {
 }
 
 impl Giving {
-    /// Whether the pages of `line`, which is in the range, are the taker's.
+    /// Whether the pages of a line are the taker's; not those outside of the range.
     pub(super) fn is_marked(&self, line: u64) -> bool {
         let (word, bit) = self.place(line);
         self.marks.get(word).is_some_and(|marks| marks & bit != 0)
@@ -217,13 +217,11 @@ impl Givings {
     /// the home's page numbers, all of it the taker's. `home_page` is the page's number there.
     pub(super) fn block_pages(&self, page: u64, home_page: u64) -> u32 {
         let Some(giving) = self.of_page(page) else { return 0 };
-        let range = &giving.allowance.pages;
         block_pages(home_page, |block| {
             let start = page.checked_sub(home_page - block.start);
             start.is_some_and(|start| {
                 let end = start + (block.end - block.start);
-                let is_inside = range.start <= start && end <= range.end;
-                is_inside && (start / LINE..end / LINE).all(|line| giving.is_marked(line))
+                (start / LINE..end / LINE).all(|line| giving.is_marked(line))
             })
         })
     }

@@ -9,6 +9,7 @@ mod bench;
 mod endpoint;
 mod joining;
 mod leases;
+mod migration;
 mod moved;
 mod mutated;
 mod reads;
@@ -45,6 +46,9 @@ pub(super) mod run {
             a_lease_is_extended_and_ended, leases_outlive_the_session, last_committed_contents_are_read, fresh_contents_are_not_reported_as_stale,
             an_owner_lets_a_request_wait, waiting_does_not_use_the_window_up,
             the_longest_lease_time_of_all_pieces_counts, requests_without_page_data_cost_one_page_of_credit;
+        migration: a_line_is_taken_read_and_kept_at_the_giver, a_giver_is_asked_again_until_it_answers,
+            a_take_waits_for_leases, what_the_giver_refuses_is_final, a_doubt_is_reported_as_one,
+            wrong_records_end_in_a_violation;
         moved: a_moved_range_is_followed_and_remembered, a_moved_block_is_remembered_as_a_whole, a_wrong_cached_move_leads_to_the_home, a_late_authority_is_waited_for, pages_that_moved_to_different_nodes_are_requested_one_by_one,
             a_range_that_keeps_moving_ends_in_a_failure, the_effect_on_a_changed_page_is_reported,
             a_page_is_requested_again_in_a_new_session;
