@@ -70,6 +70,8 @@ struct line {
 	/* Pages that are answered, and what becomes of the request. */
 	u32 done, outcome;
 	u32 is_partial;
+	/* How often a page was tried; for tests. */
+	u32 rounds;
 };
 
 struct scratch {
@@ -444,7 +446,7 @@ INLINE int answer_line(struct __sk_buff *skb, struct frame *f, struct scratch *s
 	if (skb_change_tail(skb, FRAME_BYTES + PAGE_BYTES, 0))
 		return pass(PASSED_SEND);
 	turn_around(f, PAGE_BYTES, 0, shard, takes_pages);
-	loop(line->count + LINE_RETRIES, answer_page, &context, 0);
+	line->rounds = loop(line->count + LINE_RETRIES, answer_page, &context, 0);
 	if (LOAD(line->outcome) != ANSWERED)
 		return give_all_back(skb, request, line->outcome);
 	pass(ANSWERED);

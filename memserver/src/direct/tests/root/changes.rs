@@ -1,12 +1,16 @@
 //! Lines of which a page changes when an earlier one has been sent. A second program on the interface changes
 //! its record whenever something is sent, so it happens at the same moment each time.
 
+#![allow(unsafe_code, reason = "values of a map must be declared as plain data")]
+
 use aya::{
     Ebpf, EbpfLoader,
+    maps::PerCpuArray,
     programs::{LinkOrder, SchedClassifier, TcAttachType, tc::TcAttachOptions},
 };
 use bluebridge_protocol::store::PageStore;
 use bluebridge_testkit::namespace::in_thread;
+use bluebridge_testkit_bpf::CHANGE;
 use bluebridge_wire::address::{PAGE_BYTES, PAGE_SHIFT, SHARD_SHIFT};
 use zerocopy::IntoBytes;
 
@@ -15,12 +19,6 @@ use super::{
     rig::{REDIRECT, Rig, SHARD},
 };
 use crate::{direct::map::Lent, kept::PageRecord};
-
-#[cfg(ebpf_object)]
-static OBJECT: Option<&[u8]> =
-    Some(aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/change.o")));
-#[cfg(not(ebpf_object))]
-static OBJECT: Option<&[u8]> = None;
 
 /// From now on a page's record becomes `after` whenever something is sent; until the result is dropped.
 fn change_when_sent(rig: &Rig, page: u64, after: PageRecord) -> Ebpf {
@@ -38,7 +36,7 @@ fn change_when_sent(rig: &Rig, page: u64, after: PageRecord) -> Ebpf {
         .override_global("record_number", &number, true)
         .override_global("record_after", &after, true)
         .map_pin_path("arena", &lent.0)
-        .load(OBJECT.expect("clang was there when this was built"))
+        .load(CHANGE.expect("clang was there when this was built"))
         .expect("the kernel takes its maps");
     let change = program.program_mut("change_record").expect("it is there");
     let change: &mut SchedClassifier = change.try_into().expect("its type");
@@ -91,4 +89,56 @@ fn a_page_that_became_another_version_between_others_is_read_as_that() {
         answers.push(last);
         assert!(answers == rig.respond_all(&read));
     });
+}
+
+/// A page that keeps changing is tried again twice: it costs time in the client's or in the interrupt's, and the
+/// server answers as well.
+#[test]
+fn a_page_that_keeps_changing_is_tried_again_twice() {
+    in_thread(|| {
+        let (mut rig, clones) = (Rig::new("direct-retries"), Clones::new());
+        let grant = rig.create(24);
+        let start = first_of_line(grant);
+        (0..24).for_each(|page| rig.arena.write(grant.location.page() + page, 0, &[7; PAGE_BYTES]));
+        for pages in [2, 4, 8] {
+            // All pages but the last are sent, and then that one changes and does not stop.
+            let page = grant.location.page() + start + u64::from(pages) - 1;
+            let before = rig.arena.record(page);
+            let read = line_read(&mut rig, grant, start, pages);
+            assert_eq!(rig.run(&read).0, REDIRECT);
+            assert_eq!(rounds(&rig), pages, "each page is tried once");
+            clones.collect(pages as usize - 1);
+            let after = PageRecord { sequence: before.sequence + 1, ..before };
+            let program = change_when_sent(&rig, page, after);
+            let read = line_read(&mut rig, grant, start, pages);
+            rig.assert_passed(&read, |counts| counts.passed_change);
+            drop(program);
+            assert_eq!(rounds(&rig), pages + RETRIES);
+            clones.collect(pages as usize - 1);
+            rig.arena.set_record(page, before);
+        }
+    });
+}
+
+/// `LINE_RETRIES` of the program.
+const RETRIES: u32 = 2;
+
+/// `struct scratch` of the program; `rounds` is its last member.
+const SCRATCH_BYTES: usize = 4288;
+
+#[derive(Clone, Copy)]
+struct Scratch([u8; SCRATCH_BYTES]);
+
+// SAFETY: it is an array of bytes.
+unsafe impl aya::Pod for Scratch {}
+
+/// How often the program tried a page in its last READ of several pages.
+fn rounds(rig: &Rig) -> u32 {
+    let map = rig.program.map("scratches").expect("it is there");
+    let scratches = PerCpuArray::<_, Scratch>::try_from(map).expect("of this size");
+    let of_all = scratches.get(&0, 0).expect("it has one value");
+    let rounds = of_all
+        .iter()
+        .map(|Scratch(bytes)| bytes.last_chunk().map_or(0, |it| u32::from_ne_bytes(*it)));
+    rounds.max().expect("there is a processor")
 }

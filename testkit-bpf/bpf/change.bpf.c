@@ -3,7 +3,7 @@
  * For tests: changes a page's record when a packet is sent, and so between two pages of a line that
  * read.bpf.c answers.
  */
-#include "shared.h"
+#include "../../memserver/bpf/shared.h"
 
 char _license[] SEC("license") = "GPL";
 
