@@ -185,9 +185,9 @@ impl Arena {
         Self::empty(config, memory.into())
     }
 
-    /// Completes the last change of the contents that a shard's memory holds, and checks them as far
-    /// as that is possible before the controller has said which generations are reserved. `first` is
-    /// their first generation.
+    /// Checks the contents that a shard's memory holds, as far as that is possible before the controller
+    /// has said which generations are reserved, and changes nothing: the controller may still refuse
+    /// them. `first` is their first generation.
     ///
     /// # Errors
     /// [`Damaged`] if they cannot be taken over.
@@ -196,7 +196,7 @@ impl Arena {
         first: ArenaGeneration,
     ) -> Result<ShardMemory, Damaged> {
         let page_count = (memory.page_bytes() / PAGE_BYTES).min(index_of(PAGES_MAX));
-        let mut pages = Pages::new(memory, page_count);
+        let pages = Pages::new(memory, page_count);
         pages.check(first)?;
         Ok(pages.into_memory())
     }
@@ -205,7 +205,7 @@ impl Arena {
     /// [`Self::check`].
     ///
     /// # Errors
-    /// [`Damaged::Generations`] if they have generations that are not reserved.
+    /// [`Damaged`], after that check only [`Damaged::Generations`] if they have generations that are not reserved.
     pub fn open(config: &ArenaConfig, memory: ShardMemory) -> Result<Self, Damaged> {
         let has_contents = memory.has_contents();
         let mut arena = Self::empty(config, memory);
@@ -249,7 +249,7 @@ impl Arena {
 
     /// Takes over what an earlier process left, and finds out what is free.
     fn take_over(&mut self) -> Result<(), Damaged> {
-        let freed = self.pages.take_over();
+        let freed = self.pages.take_over()?;
         let count = self.page_count();
         // All pages were free; now only those that are in no allocation.
         let _ = self.free.take(u32::try_from(count).unwrap_or(u32::MAX));

@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use super::*;
 use crate::{
     ArenaFile, Claim,
-    kept::{Holder, Kept, stores::log},
+    kept::{Holder, Kept, redo, stores::log},
 };
 
 const SPACE: Space = Space(7);
@@ -218,6 +218,22 @@ fn set_private(path: &Path) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("it is our own");
 }
 
+/// A server that opens a file may not get it from the controller: until then nothing of the contents changes. Returns
+/// whether a change was under way in the image.
+fn assert_opening_changes_nothing(file: &File, image: &[u8]) -> bool {
+    fs::write(&file.0, image).expect("there is room");
+    set_private(&file.0);
+    drop(file.open());
+    let after = fs::read(&file.0).expect("it is there");
+    let (redo, states) = file.options().layout().expect("it fits").places_of(0);
+    let pages = image.len() - PAGES as usize * PAGE_BYTES;
+    for range in [redo..states + PAGES as usize * size_of::<PageRecord>(), pages..image.len()] {
+        assert!(after[range.clone()] == image[range], "it was opened only");
+    }
+    let kind = redo + size_of::<redo::Extent>() + LINE_PAGES * size_of::<redo::PagePart>();
+    image[kind..kind + 4] != redo::NONE.to_ne_bytes()
+}
+
 /// Plays `step_count` steps, and looks at what is left after each store.
 fn play(seed: u64, step_count: usize) -> (usize, usize) {
     let (file, copy) = (File::new(&format!("crash-{seed}")), File::new(&format!("image-{seed}")));
@@ -232,7 +248,7 @@ fn play(seed: u64, step_count: usize) -> (usize, usize) {
     let mut player =
         Player { random, live: Vec::new(), given: HashSet::new(), fences: BTreeMap::new() };
     let mut image = fs::read(&file.0).expect("it is there");
-    let (mut cuts, mut takeover_cuts) = (0, 0);
+    let (mut cuts, mut takeover_cuts, mut under_way) = (0, 0, 0);
     for step in 0..step_count {
         let before = state(&arena, &player.incomplete());
         // Of what the step gives out, nobody knows before it ends.
@@ -257,6 +273,7 @@ fn play(seed: u64, step_count: usize) -> (usize, usize) {
             );
             check(next, &given, seed);
             if cuts % TAKEOVER_EVERY == 0 {
+                under_way += usize::from(assert_opening_changes_nothing(&copy, &image));
                 let mut image = image.clone();
                 for (offset, bytes) in &stores_of_next {
                     image[*offset..*offset + bytes.len()].copy_from_slice(bytes);
@@ -272,6 +289,7 @@ fn play(seed: u64, step_count: usize) -> (usize, usize) {
         }
         assert!(image == fs::read(&file.0).expect("it is there"), "a store was not logged");
     }
+    assert!(under_way > 10, "only {under_way} changes were under way");
     (cuts, takeover_cuts)
 }
 

@@ -370,7 +370,7 @@ impl Pages {
         let Extent { sequence, worn, start, pages, colour, place, space } = *extent;
         let range = start as usize..start as usize + pages as usize;
         for (back, page) in (0..).zip(&mut self.states.as_mut()[range]) {
-            let (part, link) = if back == 0 { (Use::HEAD, pages) } else { (Use::BODY, back) };
+            let (part, link) = place_of(back, pages);
             let contents = match page.contents {
                 Contents::ZEROS => Contents::ZEROS,
                 _ => Contents::LEFTOVER,
@@ -402,20 +402,25 @@ impl Pages {
         }
     }
 
-    /// Repeats the change that was under way when the last process ended, and checks what all
-    /// changes together left. `first` is the first generation of the contents.
+    /// Checks what all changes together left, also the one that was under way when the last process
+    /// ended, as if it were complete. `first` is the first generation of the contents.
     ///
     /// # Errors
-    /// [`Damaged`]; only the change under way may be done then.
-    pub(super) fn check(&mut self, first: ArenaGeneration) -> Result<(), Damaged> {
-        self.repeat()?;
-        self.check_extents()?;
-        self.check_colours(first)
+    /// [`Damaged`].
+    pub(super) fn check(&self, first: ArenaGeneration) -> Result<(), Damaged> {
+        let pending = self.pending()?;
+        self.check_extents(pending.as_ref())?;
+        self.check_colours(first, pending.as_ref())
     }
 
-    /// Completes what the last process left, after [`Self::check`]: frees allocations that nobody can
-    /// know of, and takes no free page for zeros. Returns how many allocations it freed.
-    pub(super) fn take_over(&mut self) -> u32 {
+    /// Completes what the last process left, after [`Self::check`]: repeats the change that was under
+    /// way, frees allocations that nobody can know of, and takes no free page for zeros. Returns how
+    /// many allocations it freed.
+    ///
+    /// # Errors
+    /// [`Damaged::Redo`], not after [`Self::check`].
+    pub(super) fn take_over(&mut self) -> Result<u32, Damaged> {
+        self.repeat()?;
         let mut freed = 0;
         let mut number = 0;
         while number < self.states.len() {
@@ -444,41 +449,49 @@ impl Pages {
                 }
             }
         }
-        freed
+        Ok(freed)
+    }
+
+    /// The change that was under way when the last process ended, if it can be repeated.
+    fn pending(&self) -> Result<Option<Pending<'_>>, Damaged> {
+        let Some(journal) = &self.kept else { return Ok(None) };
+        let page_count = self.states.len();
+        let pending = journal.redo.pending().map_err(|()| Damaged::Redo)?;
+        let is_good = match &pending {
+            None => true,
+            Some(Pending::Pages(parts, data)) => {
+                let fits = |part: &PagePart| {
+                    (part.number as usize) < page_count
+                        && usize::from(part.start) + usize::from(part.bytes) <= PAGE_BYTES
+                };
+                parts.iter().all(fits)
+                    && parts.iter().map(PagePart::data_bytes).sum::<usize>() <= data.len()
+            }
+            Some(Pending::Create(extent) | Pending::Delete(extent)) => {
+                let end = (extent.start as usize).checked_add(extent.pages as usize);
+                extent.pages > 0 && end.is_some_and(|end| end <= page_count)
+            }
+        };
+        is_good.then_some(pending).ok_or(Damaged::Redo)
     }
 
     fn repeat(&mut self) -> Result<(), Damaged> {
-        let Some(journal) = &self.kept else { return Ok(()) };
-        let page_count = self.states.len();
-        let fits = |extent: &Extent| {
-            let end = (extent.start as usize).checked_add(extent.pages as usize);
-            extent.pages > 0 && end.is_some_and(|end| end <= page_count)
-        };
-        match journal.redo.pending().map_err(|()| Damaged::Redo)? {
+        match self.pending()? {
             None => return Ok(()),
             Some(Pending::Pages(parts, data)) => {
-                let mut copies = ArrayVec::<(PagePart, Vec<u8>), LINE_PAGES>::new();
                 let mut rest = data;
-                for part in parts {
-                    let (start, bytes) = (usize::from(part.start), usize::from(part.bytes));
-                    let is_good =
-                        (part.number as usize) < page_count && start + bytes <= PAGE_BYTES;
-                    let length = if part.is_zero == 0 { bytes } else { 0 };
-                    let (new, after) =
-                        rest.split_at_checked(length).filter(|_| is_good).ok_or(Damaged::Redo)?;
-                    copies.push((*part, new.to_vec()));
-                    rest = after;
-                }
+                let copies: ArrayVec<(PagePart, Vec<u8>), LINE_PAGES> = parts
+                    .iter()
+                    .map(|part| {
+                        let (new, after) = rest.split_at(part.data_bytes());
+                        rest = after;
+                        (*part, new.to_vec())
+                    })
+                    .collect();
                 copies.iter().for_each(|(part, data)| self.apply(part, data));
             }
-            Some(Pending::Create(extent)) => {
-                fits(&extent).then_some(()).ok_or(Damaged::Redo)?;
-                self.apply_create(&extent);
-            }
-            Some(Pending::Delete(extent)) => {
-                fits(&extent).then_some(()).ok_or(Damaged::Redo)?;
-                self.apply_delete(&extent);
-            }
+            Some(Pending::Create(extent)) => self.apply_create(&extent),
+            Some(Pending::Delete(extent)) => self.apply_delete(&extent),
         }
         self.end();
         Ok(())
@@ -486,22 +499,57 @@ impl Pages {
 
     /// Whether every page that was ever allocated has a colour. Its last generation is only known to
     /// the controller.
-    fn check_colours(&self, first: ArenaGeneration) -> Result<(), Damaged> {
-        let is_good = |page: &PageRecord| {
+    fn check_colours(
+        &self,
+        first: ArenaGeneration,
+        pending: Option<&Pending<'_>>,
+    ) -> Result<(), Damaged> {
+        let is_good = |page: PageRecord| {
             let is_unused = page.role() == Use::None && page.colour() == Colour::default();
             let colour = page.colour().generation_and_tag();
             is_unused || colour.is_some_and(|(generation, tag)| generation >= first && tag.0 != 0)
         };
-        let bad = self.states.iter().position(|page| !is_good(page));
+        let bad = (0..self.states.len()).find(|number| {
+            let page = self.state_after(*number, pending);
+            !page.is_some_and(is_good)
+        });
         bad.map_or(Ok(()), |number| Err(Damaged::Colour { page: narrow(number) }))
     }
 
+    /// The state of a page, as far as it is checked, when the change under way is complete.
+    fn state_after(&self, number: usize, pending: Option<&Pending<'_>>) -> Option<PageRecord> {
+        let now = *self.states.get(number)?;
+        // How far the page is behind the extent's first.
+        let place_in = |extent: &Extent| {
+            let back = narrow(number).checked_sub(extent.start);
+            back.filter(|back| *back < extent.pages)
+        };
+        Some(match pending {
+            None => now,
+            Some(Pending::Pages(parts, _)) => {
+                let part = parts.iter().rfind(|part| part.number as usize == number);
+                part.map_or(now, |part| PageRecord { sequence: part.sequence, ..now })
+            }
+            Some(Pending::Create(extent)) => place_in(extent).map_or(now, |back| {
+                let Extent { sequence, colour, space, .. } = *extent;
+                let (part, link) = place_of(back, extent.pages);
+                PageRecord { sequence, link, colour, space, part, ..now }
+            }),
+            Some(Pending::Delete(extent)) => place_in(extent).map_or(now, |_| PageRecord {
+                sequence: extent.sequence,
+                part: Use::NONE,
+                ..now
+            }),
+        })
+    }
+
     /// Whether all pages of every allocation belong to it, and it to a space that is served.
-    fn check_extents(&self) -> Result<(), Damaged> {
+    fn check_extents(&self, pending: Option<&Pending<'_>>) -> Result<(), Damaged> {
+        let state = |number| self.state_after(number, pending);
         let places = self.kept.as_ref().map(|journal| &journal.places);
         let is_served = |space| places.is_none_or(|places| places.space(space).is_some());
         let mut number = 0;
-        while let Some(head) = self.states.get(number) {
+        while let Some(head) = state(number) {
             let damaged = |number| Damaged::Page { page: narrow(number) };
             let is_changing = !head.sequence.is_multiple_of(2);
             if head.part > Use::BODY || head.sequence > SEQUENCE_MAX || is_changing {
@@ -514,15 +562,16 @@ impl Pages {
                     let length = head.link as usize;
                     let end = number.checked_add(length);
                     let end = end.filter(|_| length > 0 && is_served(head.space()));
-                    let bodies = end.and_then(|end| self.states.get(number + 1..end));
-                    let bodies = bodies.ok_or(damaged(number))?;
-                    for (back, body) in (1..).zip(bodies) {
-                        let is_its = body.part == Use::BODY
-                            && body.sequence.is_multiple_of(2)
-                            && body.link == back
-                            && (body.colour, body.space) == (head.colour, head.space);
-                        if !is_its {
-                            return Err(damaged(number + back as usize));
+                    let end = end.filter(|end| *end <= self.states.len()).ok_or(damaged(number))?;
+                    for (back, body) in (1..).zip(number + 1..end) {
+                        let is_its = |body: PageRecord| {
+                            body.part == Use::BODY
+                                && body.sequence.is_multiple_of(2)
+                                && body.link == back
+                                && (body.colour, body.space) == (head.colour, head.space)
+                        };
+                        if !state(body).is_some_and(is_its) {
+                            return Err(damaged(body));
                         }
                     }
                     length
@@ -531,6 +580,11 @@ impl Pages {
         }
         Ok(())
     }
+}
+
+/// The part and the link of a page that is `back` pages behind the first of an allocation.
+const fn place_of(back: u32, pages: u32) -> (u8, u32) {
+    if back == 0 { (Use::HEAD, pages) } else { (Use::BODY, back) }
 }
 
 /// A sequence that none of the pages had.

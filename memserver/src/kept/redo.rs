@@ -39,6 +39,13 @@ pub(crate) struct PagePart {
     pub(crate) unused: [u8; 6],
 }
 
+impl PagePart {
+    /// Its bytes in the record.
+    pub(crate) const fn data_bytes(&self) -> usize {
+        if self.is_zero == 0 { self.bytes as usize } else { 0 }
+    }
+}
+
 /// An extent that is allocated or freed.
 #[derive(
     Clone, Copy, Debug, Default, Eq, PartialEq, FromBytes, IntoBytes, Immutable, KnownLayout,
