@@ -415,9 +415,10 @@ fn join_refused(error: &JoinError) -> Status {
         JoinError::Taken { .. } => Status::already_exists(text),
         JoinError::PortsUnknown(_) => Status::unavailable(text),
         JoinError::Exhausted(_) | JoinError::SpaceFull { .. } => Status::resource_exhausted(text),
-        JoinError::NotPrevious(_) | JoinError::OutdatedContents { .. } => {
-            bluebridge_northbound::not_previous(text)
-        }
+        JoinError::ContentsOfOther { .. }
+        | JoinError::ContentsOfPast { .. }
+        | JoinError::ContentsUnknown { .. }
+        | JoinError::OutdatedContents { .. } => bluebridge_northbound::not_previous(text),
         JoinError::Invalid(_)
         | JoinError::BadName { .. }
         | JoinError::NameBelongs { .. }

@@ -114,12 +114,39 @@ pub enum JoinError {
         /// Its owner.
         owner: &'static str,
     },
-    /// The caller's arena belongs to another identity, or to another rack.
+    /// The caller's arena is another endpoint's.
     #[error(
-        "the arena's contents belong to node {0} with a token that is not from this rack; \
-         start with an empty arena or the correct name"
+        "the arena's contents are those of {owner} (node {node}), not of {name}; start with the arena of \
+         {name} or the name {owner}, or start with an empty arena"
     )]
-    NotPrevious(u16),
+    ContentsOfOther {
+        /// The node.
+        node: u16,
+        /// The endpoint whose contents they are.
+        owner: String,
+        /// The caller's name.
+        name: String,
+    },
+    /// The caller's arena has a token that its node no longer has.
+    #[error(
+        "the arena's contents are of node {node} with another token than {name} has now: {name} began empty \
+         since, or they are from another rack; start with an empty arena"
+    )]
+    ContentsOfPast {
+        /// The node.
+        node: u16,
+        /// The caller's name.
+        name: String,
+    },
+    /// The caller's arena is of a node that this rack does not have.
+    #[error(
+        "the arena's contents are of node {node} and not from this rack, or its controller lost its store; \
+         start with an empty arena, or with the controller that knows them"
+    )]
+    ContentsUnknown {
+        /// The node.
+        node: u16,
+    },
     /// The caller's arena has contents that the node no longer has.
     #[error(
         "the arena's contents are of generation {given} of node {node}, which has had generation \
@@ -293,12 +320,12 @@ impl Core {
         let claims_contents = join.previous.filter(|previous| previous.contents.is_some());
         let Some(node) = known.and_then(|id| self.nodes.get(&id)) else {
             return claims_contents
-                .map_or(Ok(None), |previous| Err(JoinError::NotPrevious(previous.node.0)));
+                .map_or(Ok(None), |previous| Err(self.not_its_contents(join, &previous)));
         };
         let record = &node.record;
         let proven = proves(join, record);
         if let Some(previous) = claims_contents.filter(|_| !proven) {
-            return Err(JoinError::NotPrevious(previous.node.0));
+            return Err(self.not_its_contents(join, &previous));
         }
         // The node may have had other contents meanwhile: those that are shown are outdated.
         let shown = claims_contents.and_then(|previous| previous.contents);
@@ -321,11 +348,26 @@ impl Core {
             (true, _) => Ok(Some(record.id())),
             // The name of a client that is gone is free; that of a memory node stands for its pages.
             (false, Role::Client) => claims_contents
-                .map_or(Ok(None), |previous| Err(JoinError::NotPrevious(previous.node.0))),
+                .map_or(Ok(None), |previous| Err(self.not_its_contents(join, &previous))),
             (false, Role::Memory) => Err(JoinError::NameBelongs {
                 name: join.name.clone(),
                 owner: format!("a memory node of space {}", record.space),
             }),
+        }
+    }
+
+    /// Why the contents of the caller's arena are not those of its name. Only a caller that shows the token of an
+    /// endpoint learns whose it is.
+    fn not_its_contents(&self, join: &Join, previous: &Previous) -> JoinError {
+        let (node, name) = (previous.node.0, join.name.clone());
+        match self.nodes.get(&previous.node).map(|node| &node.record) {
+            Some(record) if record.name == name && record.role == Role::Memory => {
+                JoinError::ContentsOfPast { node, name }
+            }
+            Some(record) if record.name != name && proves(join, record) => {
+                JoinError::ContentsOfOther { node, owner: record.name.clone(), name }
+            }
+            _ => JoinError::ContentsUnknown { node },
         }
     }
 

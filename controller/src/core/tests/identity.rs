@@ -40,7 +40,7 @@ fn only_who_shows_the_token_keeps_it() {
     assert_eq!(core.leave(now, forged), Err(MemberError::WrongToken(1)));
     let kept = Join { previous: shown(&second, true), ..again(&unproven) };
     assert!(
-        refusal(&mut core, now, &kept).contains("not from this rack"),
+        refusal(&mut core, now, &kept).contains("m1 began empty since"),
         "the old token is invalid"
     );
 
@@ -89,10 +89,19 @@ fn kept_contents_keep_the_generation_and_need_the_token() {
     assert!(second.range_epoch > first.range_epoch);
     let mut forged = again(&kept);
     forged.previous = Some(Previous { token: [9; 16], ..forged.previous.unwrap() });
-    assert!(refusal(&mut core, now, &forged).contains("not from this rack"));
+    assert!(refusal(&mut core, now, &forged).contains("another token than m1 has now"));
     let stranger = Join { name: "m9".to_owned(), ..memory("m9", 2, 10) };
     let stranger = Join { previous: shown(&first, true), ..stranger };
-    assert!(refusal(&mut core, now, &stranger).contains("not from this rack"));
+    assert!(refusal(&mut core, now, &stranger).contains("are those of m1 (node 1), not of m9"));
+    // Without the token it does not learn whose they are.
+    let guessed = Some(Previous { token: [9; 16], ..stranger.previous.unwrap() });
+    for (name, previous) in
+        [("m9", guessed), ("m1", shown(&first, true).map(|it| Previous { node: NodeId(77), ..it }))]
+    {
+        let guesser = Join { name: name.to_owned(), previous, ..stranger.clone() };
+        let said = refusal(&mut core, now, &guesser);
+        assert!(said.contains("not from this rack") && !said.contains("m1"), "{said}");
+    }
 }
 
 #[test]
