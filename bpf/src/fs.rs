@@ -3,6 +3,7 @@
 use std::{
     error, fmt, fs,
     io::{self, Read as _},
+    iter,
     os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
     path::{Path, PathBuf},
 };
@@ -115,6 +116,39 @@ pub fn is_mounted() -> Result<bool, FsError> {
     }
 }
 
+/// Whether what is pinned ends before the machine does: the file system is mounted in a mount namespace of this process
+/// and not in that of its first ancestor, as far as it may look at that one.
+#[must_use]
+pub fn ends_with_namespace() -> bool {
+    let device = |root: &str| fs::metadata(format!("{root}{ROOT}")).map(|found| found.dev()).ok();
+    let roots = ancestors().into_iter().map(|process| format!("/proc/{process}/root"));
+    let first = roots.rev().find_map(|root| device(&root));
+    first.is_some_and(|first| Some(first) != device(""))
+}
+
+/// The most ancestors that are followed.
+const ANCESTORS_MAX: usize = 1000;
+
+/// The ancestors of this process, the nearest first.
+fn ancestors() -> Vec<u32> {
+    let parent = |process: &u32| {
+        let status = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+        // The name may contain anything; the state follows it.
+        let (_, rest) = status.rsplit_once(')')?;
+        rest.split_whitespace().nth(1)?.parse().ok().filter(|parent| *parent != 0)
+    };
+    let all = iter::successors(Some(std::process::id()), parent);
+    all.skip(1).take(ANCESTORS_MAX).collect()
+}
+
+/// Makes the directory of the arenas' pins, as [`make`].
+///
+/// # Errors
+/// [`FsError`].
+pub fn make_arenas() -> Result<(), FsError> {
+    make(Path::new(ARENAS))
+}
+
 /// The first bytes of every arena's file.
 pub const ARENA_MAGIC: [u8; 8] = *b"BBARENA\0";
 
@@ -145,6 +179,9 @@ fn name_of(id: &[u8; 16]) -> String {
     format!("{:032x}", u128::from_be_bytes(*id))
 }
 
+/// The end of the name of a second pin. This file system has no names with a dot.
+const LOADING: &str = "-loading";
+
 /// Where the memory of the arena with an id is pinned, if it is in a map.
 #[must_use]
 pub fn arena_pin(id: &[u8; 16]) -> PathBuf {
@@ -154,8 +191,42 @@ pub fn arena_pin(id: &[u8; 16]) -> PathBuf {
 /// A second pin of the same memory, while a program is loaded that uses it.
 #[must_use]
 pub fn lent_arena_pin(id: &[u8; 16]) -> PathBuf {
-    // This file system has no names with a dot.
-    Path::new(ARENAS).join(name_of(id) + "-loading")
+    Path::new(ARENAS).join(name_of(id) + LOADING)
+}
+
+/// The arena whose memory is pinned there; `None` if it is no such place.
+#[must_use]
+pub fn arena_of_pin(pin: &Path) -> Option<[u8; 16]> {
+    let name = pin.file_name()?.to_str()?;
+    let name = name.strip_suffix(LOADING).unwrap_or(name);
+    let id = u128::from_str_radix(name, 16).ok()?.to_be_bytes();
+    [arena_pin(&id), lent_arena_pin(&id)].iter().any(|known| known == pin).then_some(id)
+}
+
+/// All pins of arenas, if this user may see them.
+///
+/// # Errors
+/// The system's error.
+pub fn arena_pins() -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(ARENAS) {
+        Ok(entries) => entries,
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied
+            ) =>
+        {
+            return Ok(Vec::new());
+        }
+        Err(error) => return Err(error),
+    };
+    let mut pins = Vec::new();
+    for entry in entries {
+        pins.push(entry?.path());
+    }
+    pins.retain(|pin| arena_of_pin(pin).is_some());
+    pins.sort_unstable();
+    Ok(pins)
 }
 
 /// Removes the pins of an arena, if there are any; its memory is freed when no process uses it.
@@ -189,4 +260,35 @@ fn is_ours() -> bool {
     let line = format!("{SOURCE} {ROOT} bpf ");
     fs::read_to_string("/proc/self/mounts")
         .is_ok_and(|mounts| mounts.lines().any(|mount| mount.starts_with(&line)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_pins_of_arenas_are_known_as_such() {
+        let id = *b"an arena's name!";
+        for pin in [arena_pin(&id), lent_arena_pin(&id)] {
+            assert_eq!(arena_of_pin(&pin), Some(id));
+        }
+        let name = name_of(&id);
+        for other in [
+            format!("{HOME}/{name}"),
+            format!("{ARENAS}/{name}0"),
+            format!("{ARENAS}/{}", &name[1..]),
+            format!("{ARENAS}/{}", name.to_uppercase()),
+            format!("{ARENAS}/x/{name}"),
+            format!("{ARENAS}/{name}-other"),
+            ARENAS.to_owned(),
+            "/".to_owned(),
+        ] {
+            assert_eq!(arena_of_pin(Path::new(&other)), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn ancestors_begin_with_the_parent() {
+        assert_eq!(ancestors().first(), Some(&std::os::unix::process::parent_id()));
+    }
 }

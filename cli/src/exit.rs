@@ -188,7 +188,9 @@ fn of_arena_file(error: &ArenaFileError) -> Exit {
         ArenaFileError::Io { error, .. } => of_input(error),
         ArenaFileError::NoArena { .. }
         | ArenaFileError::OnDisk { .. }
+        | ArenaFileError::OfFile { .. }
         | ArenaFileError::OtherShape { .. }
+        | ArenaFileError::OtherVersion { .. }
         | ArenaFileError::Size(_) => Exit::Usage,
         _ => Exit::Failure,
     }

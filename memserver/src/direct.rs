@@ -21,7 +21,7 @@ use rustix::fd::OwnedFd;
 
 use crate::memory::Mapper;
 
-pub use program::{DirectReads, NoDirectReads, probe};
+pub use program::{DirectReads, NoDirectReads, check_namespace, probe};
 pub use shared::ReadCounts;
 pub(crate) use shared::{Counters, PROCESSORS, Places, SESSIONS, SharedPart};
 

@@ -30,7 +30,7 @@ use redo::RedoRecord;
 
 pub use error::ArenaFileError;
 pub use file::{ArenaFile, Holder, Kept};
-pub use listed::{Listed, list};
+pub use listed::{Listed, Place, list, place_named};
 
 /// A page's state as it is kept. Every bit pattern is valid for the type; the arena checks what it
 /// takes over.

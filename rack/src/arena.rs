@@ -7,20 +7,16 @@ use std::hash::{Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use bluebridge_bpf::fs::{arena_id, remove_arena_pin};
-use rustix::fs::{Access, access, statfs};
-
 use crate::daemon::arena_of;
-use crate::spec::{Node, RackSpec};
+use crate::spec::Node;
 use crate::state::RackState;
+use bluebridge_bpf::fs::{arena_id, remove_arena_pin};
 
 /// A file system in memory that every Linux has. The one in which racks are recorded is too small.
 const DIRECTORY: &str = "/dev/shm";
 
 /// `bluebridge arena list` shows the files whose names begin so.
 const PREFIX: &str = "bluebridge-arena-rack";
-
-const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 /// The beginning of the names of a rack's files. Racks of several users may have the same name, but not the
 /// same directory.
@@ -31,15 +27,9 @@ fn prefix(directory: &Path) -> String {
     format!("{PREFIX}-{:08x}-{name}-", hasher.finish() & 0xffff_ffff)
 }
 
-/// The file of a memory server; `None` if this machine has no room for the files of all servers of the rack.
-pub(crate) fn file(directory: &Path, spec: &RackSpec, server: Node) -> Option<PathBuf> {
-    access(DIRECTORY, Access::WRITE_OK).ok()?;
-    let system = statfs(DIRECTORY).ok().filter(|system| system.f_type == TMPFS_MAGIC)?;
-    let free = system.f_bavail.saturating_mul(u64::try_from(system.f_bsize).unwrap_or(0));
-    // With tables of page states and of clients.
-    let each = spec.memory.0.saturating_add(spec.memory.0 / 64).saturating_add(1 << 20);
-    let has_room = system.f_blocks == 0 || each.saturating_mul(spec.servers.into()) < free;
-    has_room.then(|| Path::new(DIRECTORY).join(prefix(directory) + &server.to_string()))
+/// The file of a memory server. Only the server knows how much room it needs there.
+pub(crate) fn file(directory: &Path, server: Node) -> PathBuf {
+    Path::new(DIRECTORY).join(prefix(directory) + &server.to_string())
 }
 
 /// Removes the files of a rack whose servers do not run, and returns their number: those that its record names,
@@ -117,6 +107,7 @@ mod tests {
                 log: PathBuf::new(),
                 process: None,
                 ready: false,
+                kept_memory: None,
             });
         }
         let removed = remove(&moved, Some(&state)).expect("they are ours");

@@ -14,7 +14,7 @@ use crate::arena;
 use crate::error::failed;
 use crate::layout::{CONTROLLER_INTERFACE, ENDPOINT_INTERFACE, Layout, OPENFLOW, P4RUNTIME};
 use crate::process::{self, ProcessRecord, Stopped, stop_all};
-use crate::readiness::{self, Patience, Readiness, ReadySocket};
+use crate::readiness::{self, KeptMemory, Patience, Readiness, ReadySocket};
 use crate::spec::{DataPlane, Node, RackSpec};
 use crate::state::{
     DaemonRecord, LOG_FORMAT_VARIABLE, LOG_VARIABLE, RackState, SOCKET_PATH_MAX, StateError,
@@ -114,7 +114,7 @@ struct Starting {
 pub fn stages(state: &RackState, layout: &Layout, directory: &Path) -> Vec<Vec<DaemonRecord>> {
     let record = |name: String, node, arguments| {
         let log = directory.join("logs").join(format!("{name}.log"));
-        DaemonRecord { name, node, arguments, log, process: None, ready: false }
+        DaemonRecord { name, node, arguments, log, process: None, ready: false, kept_memory: None }
     };
     let servers = state.spec.endpoints().filter(|node| matches!(node, Node::Server(_)));
     let hosts = words(&["rack", "watch", "--rack", state.spec.name.as_str()]);
@@ -128,11 +128,7 @@ pub fn stages(state: &RackState, layout: &Layout, directory: &Path) -> Vec<Vec<D
         servers
             .filter_map(|node| {
                 let port = layout.port_of(node)?;
-                let arena = arena::file(directory, &state.spec, node);
-                if arena.is_none() {
-                    tracing::info!(%node, "no room to keep the memory of a server beyond its process");
-                }
-                let arena = arena.map_or(NO_ARENA_FILE.to_owned(), |file| file.display().to_string());
+                let arena = arena::file(directory, node).display().to_string();
                 let direct_reads = if state.spec.direct_reads { "auto" } else { "off" };
                 let arguments = words(&[
                     MEMORY_SERVER,
@@ -150,6 +146,8 @@ pub fn stages(state: &RackState, layout: &Layout, directory: &Path) -> Vec<Vec<D
                     direct_reads,
                     ARENA_FILE,
                     &arena,
+                    "--kept-memory",
+                    "auto",
                 ]);
                 Some(record(format!("{MEMORY_SERVER}-{node}"), node, arguments))
             })
@@ -160,6 +158,13 @@ pub fn stages(state: &RackState, layout: &Layout, directory: &Path) -> Vec<Vec<D
 
 fn is_memory_server(daemon: &DaemonRecord) -> bool {
     daemon.arguments.first().is_some_and(|word| word == MEMORY_SERVER)
+}
+
+impl DaemonRecord {
+    /// Whether the next process of a memory server may go on with its memory.
+    pub fn may_keep_memory(&self) -> bool {
+        arena_of(self).is_some() && self.kept_memory.as_ref().is_none_or(|kept| kept.is_kept)
+    }
 }
 
 /// The file in which a memory server keeps its memory, as recorded.
@@ -274,10 +279,31 @@ impl Rack {
         Ok(())
     }
 
-    /// The file of a memory server whose memory outlives its process.
-    pub fn arena_file(&self, name: &str) -> Option<&Path> {
-        let daemon = self.state.daemons.iter().find(|daemon| daemon.name == name);
-        daemon.and_then(arena_of).map(Path::new)
+    /// The file in which a memory server keeps its memory, if it can.
+    ///
+    /// # Errors
+    /// [`RackError::NoDaemon`].
+    pub fn arena_file(&self, name: &str) -> Result<Option<&Path>, RackError> {
+        let daemon = self.state.daemons.get(self.find_daemon(name)?);
+        Ok(daemon.and_then(arena_of).map(Path::new))
+    }
+
+    /// Whether the memory of a server outlives its process, as it reported; `None` if it did not.
+    ///
+    /// # Errors
+    /// [`RackError::NoDaemon`].
+    pub fn kept_memory(&self, name: &str) -> Result<Option<&KeptMemory>, RackError> {
+        let daemon = self.state.daemons.get(self.find_daemon(name)?);
+        Ok(daemon.and_then(|daemon| daemon.kept_memory.as_ref()))
+    }
+
+    /// Whether the next process of a memory server may go on with its memory.
+    ///
+    /// # Errors
+    /// [`RackError::NoDaemon`].
+    pub fn may_keep_memory(&self, name: &str) -> Result<bool, RackError> {
+        let daemon = self.state.daemons.get(self.find_daemon(name)?);
+        Ok(daemon.is_some_and(DaemonRecord::may_keep_memory))
     }
 
     /// Stops one daemon: SIGTERM, and SIGKILL after `grace`.
@@ -367,6 +393,7 @@ impl Rack {
         };
         record.process = None;
         record.ready = false;
+        record.kept_memory = None;
         let daemon = record.clone();
         let name = daemon.name.clone();
         self.save()?;
@@ -417,6 +444,7 @@ impl Rack {
         let reason = match (readiness, exited) {
             (Readiness::Ready, _) => {
                 record.ready = true;
+                record.kept_memory = daemon.ready.kept().cloned();
                 return self.save();
             }
             (Readiness::Stopped, Some(status)) => DaemonFailure::Exited(status),

@@ -152,6 +152,7 @@ mod tests {
             log: scratch.path().join(name),
             process: None,
             ready: false,
+            kept_memory: None,
         });
         RackState { daemons: daemons.collect(), ..RackState::new(spec) }
     }

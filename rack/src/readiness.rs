@@ -2,6 +2,7 @@
 //! understands as well.
 
 use std::env;
+use std::fmt;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
@@ -9,8 +10,19 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 /// The variable that names a daemon's socket for reports.
 pub const VARIABLE: &str = "NOTIFY_SOCKET";
+
+/// The field of a datagram with which a memory server reports [`KeptMemory`]. Systemd ignores it.
+const KEPT_MEMORY: &str = "X_BLUEBRIDGE_KEPT_MEMORY";
+
+/// The most characters of a reason that is reported.
+const REASON_MAX: usize = 1000;
+
+/// The most bytes of a datagram: a reason, and the other fields.
+const REPORT_BYTES: usize = 8192;
 
 /// How often the waiting side checks whether the daemon still runs.
 const LOOK: Duration = Duration::from_millis(50);
@@ -20,15 +32,28 @@ const LOOK: Duration = Duration::from_millis(50);
 /// # Errors
 /// The socket in `NOTIFY_SOCKET` does not accept the message.
 pub fn notify_ready() -> io::Result<bool> {
+    send_ready("READY=1")
+}
+
+fn send_ready(message: &str) -> io::Result<bool> {
     let Some((socket, address)) = reporting()? else { return Ok(false) };
-    socket.send_to_addr(b"READY=1", &address)?;
+    socket.send_to_addr(message.as_bytes(), &address)?;
     Ok(true)
 }
 
 /// Like [`notify_ready`], for a daemon: its starter may have stopped waiting, and removed the socket. That is
 /// no reason to end, so it is only logged.
 pub fn report_ready() {
-    match notify_ready() {
+    log_ready(notify_ready());
+}
+
+/// Like [`report_ready`], for a memory server.
+pub fn report_server_ready(kept: &KeptMemory) {
+    log_ready(send_ready(&format!("READY=1\nSTATUS={kept}\n{KEPT_MEMORY}={}", kept.field())));
+}
+
+fn log_ready(notified: io::Result<bool>) {
+    match notified {
         Ok(has_receiver) => tracing::debug!(has_receiver, "ready"),
         Err(error) => {
             tracing::warn!(%error, "ready, but the starter no longer waits for this report");
@@ -52,6 +77,62 @@ pub fn notify_progress(doing: &str, more: Duration) -> io::Result<bool> {
     }
 }
 
+/// Whether a memory server's memory outlives its process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptMemory {
+    /// Whether it does.
+    pub is_kept: bool,
+    /// Why not, or until when only; `None` if it is kept as long as the machine runs.
+    pub reason: Option<String>,
+}
+
+impl KeptMemory {
+    /// It is kept as long as the machine runs.
+    pub const KEPT: Self = Self { is_kept: true, reason: None };
+
+    /// It ends with the process.
+    pub fn lost(reason: impl fmt::Display) -> Self {
+        Self { is_kept: false, reason: Some(reason.to_string()) }
+    }
+
+    /// It outlives the process, but something else ends it.
+    pub fn limited(reason: impl fmt::Display) -> Self {
+        Self { is_kept: true, reason: Some(reason.to_string()) }
+    }
+
+    /// In one line.
+    fn field(&self) -> String {
+        let word = if self.is_kept { "kept" } else { "lost" };
+        let reason = self.reason.as_deref().unwrap_or("");
+        let line: String = reason.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        format!("{word}:{}", line.chars().take(REASON_MAX).collect::<String>())
+    }
+
+    /// `None` if another program reports.
+    fn of_field(field: &str) -> Option<Self> {
+        let (word, reason) = field.split_once(':')?;
+        let reason = (!reason.is_empty()).then(|| reason.to_owned());
+        let is_kept = match word {
+            "kept" => true,
+            "lost" => false,
+            _ => return None,
+        };
+        Some(Self { is_kept, reason })
+    }
+}
+
+/// What follows "the memory".
+impl fmt::Display for KeptMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match (self.is_kept, &self.reason) {
+            (true, None) => "outlives the process",
+            (true, Some(_)) => "outlives the process for a limited time",
+            (false, _) => "ends with the process",
+        })?;
+        self.reason.as_ref().map_or(Ok(()), |reason| write!(f, ": {reason}"))
+    }
+}
+
 fn reporting() -> io::Result<Option<(UnixDatagram, SocketAddr)>> {
     let Some(name) = env::var_os(VARIABLE) else { return Ok(None) };
     let address = match name.as_bytes().strip_prefix(b"@") {
@@ -67,6 +148,7 @@ pub struct ReadySocket {
     socket: UnixDatagram,
     path: PathBuf,
     doing: Option<String>,
+    kept: Option<KeptMemory>,
 }
 
 /// How long to wait for a daemon.
@@ -101,7 +183,7 @@ impl ReadySocket {
     pub fn bind(path: &Path) -> io::Result<Self> {
         let socket = UnixDatagram::bind(path)?;
         socket.set_read_timeout(Some(LOOK))?;
-        Ok(Self { socket, path: path.to_owned(), doing: None })
+        Ok(Self { socket, path: path.to_owned(), doing: None, kept: None })
     }
 
     /// The name for the daemon's `NOTIFY_SOCKET`.
@@ -114,6 +196,11 @@ impl ReadySocket {
         self.doing.as_deref()
     }
 
+    /// What a memory server reported with its readiness.
+    pub fn kept(&self) -> Option<&KeptMemory> {
+        self.kept.as_ref()
+    }
+
     /// Waits for the report while `worth_waiting` returns true.
     pub fn wait(
         &mut self,
@@ -121,12 +208,13 @@ impl ReadySocket {
         mut worth_waiting: impl FnMut() -> bool,
     ) -> io::Result<Readiness> {
         let Patience { mut deadline, limit } = patience;
-        let mut message = [0; 256];
+        let mut message = [0; REPORT_BYTES];
         loop {
             match self.socket.recv(&mut message) {
                 Ok(length) => {
                     let report = Report::of(message.get(..length).unwrap_or_default());
                     if report.ready {
+                        self.kept = report.kept;
                         return Ok(Readiness::Ready);
                     }
                     if report.doing.is_some() {
@@ -164,6 +252,7 @@ struct Report {
     ready: bool,
     doing: Option<String>,
     more: Option<Duration>,
+    kept: Option<KeptMemory>,
 }
 
 impl Report {
@@ -172,6 +261,7 @@ impl Report {
         for line in String::from_utf8_lossy(message).lines() {
             match line.split_once('=') {
                 Some(("READY", "1")) => report.ready = true,
+                Some((KEPT_MEMORY, field)) => report.kept = KeptMemory::of_field(field),
                 Some(("STATUS", doing)) => report.doing = Some(doing.to_owned()),
                 Some(("EXTEND_TIMEOUT_USEC", more)) => {
                     report.more = more.parse().ok().map(Duration::from_micros);
@@ -204,6 +294,30 @@ mod tests {
         let patience = Patience::until(Instant::now() + Duration::from_secs(5));
         assert_eq!(socket.wait(patience, || true).expect("waits"), Readiness::Ready);
         assert!(!Report::of(b"READY=10").ready);
+    }
+
+    #[test]
+    fn a_reason_of_any_length_arrives_in_one_line() {
+        let reasons = [
+            ("a file system\nREADY=1\n", Some("a file system READY=1 ".to_owned())),
+            (&"\u{20ac}".repeat(5000), Some("\u{20ac}".repeat(REASON_MAX))),
+            ("", None),
+        ];
+        for (reason, arrives) in reasons {
+            for (kept, is_kept) in
+                [(KeptMemory::limited(reason), true), (KeptMemory::lost(reason), false)]
+            {
+                let (mut socket, _scratch) = socket();
+                let daemon = UnixDatagram::unbound().expect("socket");
+                let message = format!("READY=1\n{KEPT_MEMORY}={}\n", kept.field());
+                daemon.send_to(message.as_bytes(), socket.path()).expect("sent");
+                let patience = Patience::until(Instant::now() + Duration::from_secs(5));
+                assert_eq!(socket.wait(patience, || true).expect("waits"), Readiness::Ready);
+                assert_eq!(socket.kept(), Some(&KeptMemory { is_kept, reason: arrives.clone() }));
+            }
+        }
+        assert_eq!(KeptMemory::of_field("else"), None);
+        assert_eq!(KeptMemory::of_field("else:where"), None);
     }
 
     #[test]

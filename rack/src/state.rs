@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::namespace::NamespaceId;
 use crate::process::ProcessRecord;
+use crate::readiness::KeptMemory;
 use crate::spec::{Node, RackName, RackSpec, SpecError};
 
 /// Overrides the directory of rack records; set for every process that a rack starts.
@@ -147,6 +148,9 @@ pub struct DaemonRecord {
     pub process: Option<ProcessRecord>,
     /// Whether it reported ready.
     pub ready: bool,
+    /// Whether its memory outlives it, as a memory server that is ready reported.
+    #[serde(default)]
+    pub kept_memory: Option<KeptMemory>,
 }
 
 /// The record of a rack.

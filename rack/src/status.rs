@@ -12,10 +12,11 @@ use crate::RackError;
 use crate::access;
 use crate::control;
 use crate::controller_report::ControllerReport;
-use crate::daemon::{CONTROLLER, HOSTS, MEMORY_SERVER, SWITCH, arena_of};
+use crate::daemon::{CONTROLLER, HOSTS, MEMORY_SERVER, SWITCH};
 use crate::layout::{Layout, P4RUNTIME, RackPort};
 use crate::links::wanted;
 use crate::network::{Netlink, NetworkError};
+use crate::readiness::KeptMemory;
 use crate::spec::{Node, RackName};
 use crate::state::{Phase, RackState};
 
@@ -80,9 +81,11 @@ pub struct DaemonReport {
     pub ready: bool,
     /// Its output.
     pub log: PathBuf,
-    /// Whether it is a memory server whose memory outlives it.
+    /// Whether the memory of a memory server outlives it, as it reported when it was ready.
+    pub kept_memory: Option<KeptMemory>,
+    /// Whether the next process may go on with its memory.
     #[serde(skip)]
-    pub keeps_memory: bool,
+    pub may_keep_memory: bool,
 }
 
 /// Checks every part of a rack; call [`access::join`] first.
@@ -100,7 +103,8 @@ pub fn look(state: &RackState) -> RackStatus {
             stopped: daemon.process.as_ref().is_some_and(|process| process.is_stopped()),
             ready: daemon.ready,
             log: daemon.log.clone(),
-            keeps_memory: arena_of(daemon).is_some(),
+            kept_memory: daemon.kept_memory.clone(),
+            may_keep_memory: daemon.may_keep_memory(),
         })
         .collect();
     // A daemon that cannot respond is not queried: that would only take time.
@@ -192,7 +196,7 @@ impl DaemonReport {
     fn problem(&self, rack: &RackName) -> Option<String> {
         let Self { name, .. } = self;
         let part = name.strip_prefix(MEMORY_SERVER).and_then(|it| it.strip_prefix('-'));
-        let keep = if self.keeps_memory { " --keep" } else { "" };
+        let keep = if self.may_keep_memory { " --keep" } else { "" };
         let restart =
             format!("`bluebridge rack restart {} --rack {rack}{keep}`", part.unwrap_or(name));
         if !self.running && name == CONTROLLER {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use bluebridge_memserver::ArenaFileError;
-use bluebridge_memserver::kept::{self, Listed};
+use bluebridge_memserver::kept::{self, Listed, Place};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
@@ -21,7 +21,8 @@ pub(super) enum Arena {
 /// List this user's memory that outlives memory servers
 ///
 /// A memory server with `--arena-file` leaves its memory to the next server of that file. Memory that nobody will use
-/// any more is freed with `bluebridge arena drop`.
+/// any more is freed with `bluebridge arena drop`. Memory in the kernel (BPF maps) that no file describes any more is
+/// listed by where it is pinned.
 #[derive(Debug, Args)]
 pub(super) struct List {
     /// These files instead of those that are named by default
@@ -31,8 +32,8 @@ pub(super) struct List {
 /// Free the memory that memory servers left; its contents are lost
 #[derive(Debug, Args)]
 pub(super) struct Drop {
-    /// The files, as listed
-    #[arg(required = true)]
+    /// The files, as listed, or the ids of maps without a file
+    #[arg(required = true, value_name = "FILE|ID")]
     files: Vec<PathBuf>,
 }
 
@@ -51,6 +52,10 @@ enum Found {
     File {
         /// Bytes of memory.
         bytes: u64,
+        /// Where it is.
+        memory: Memory,
+        /// The id of an arena in a BPF map.
+        id: Option<String>,
         /// False for a file that no memory server made.
         is_arena: bool,
         /// The node whose contents it holds; null if it holds none.
@@ -65,11 +70,35 @@ enum Found {
     },
 }
 
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Memory {
+    Gone,
+    InFile,
+    InMap,
+    InMapAlone,
+    OfOriginal,
+}
+
+impl From<Place> for Memory {
+    fn from(place: Place) -> Self {
+        match place {
+            Place::Gone => Self::Gone,
+            Place::InFile => Self::InFile,
+            Place::InMap => Self::InMap,
+            Place::InMapAlone => Self::InMapAlone,
+            Place::OfOriginal => Self::OfOriginal,
+        }
+    }
+}
+
 impl From<Listed> for Row {
     fn from(listed: Listed) -> Self {
-        let Listed { path, bytes, is_arena, holder, process, .. } = listed;
+        let Listed { path, bytes, is_arena, holder, process, place, id } = listed;
         let found = Found::File {
             bytes,
+            memory: place.into(),
+            id: id.map(|id| format!("{:032x}", u128::from_be_bytes(id))),
             is_arena,
             node: holder.map(|holder| holder.node.0),
             generation: holder.map(|holder| holder.generation.number()),
@@ -91,7 +120,8 @@ fn list(options: &List, global: Global) -> anyhow::Result<Exit> {
         let listed = kept::list().context("cannot list the files in memory")?;
         return print(listed.into_iter().map(Row::from).collect(), Ok(()), global);
     }
-    let (rows, result) = each(&options.files, global, Listed::of);
+    let files: Vec<_> = options.files.iter().map(|file| kept::place_named(file)).collect();
+    let (rows, result) = each(&files, global, Listed::of);
     print(rows, result, global)
 }
 
@@ -140,25 +170,30 @@ fn print(
 impl Row {
     /// `None` if the file could not be read.
     fn cells(&self) -> Option<Vec<String>> {
-        let Found::File { bytes, is_arena, node, generation, pid } = &self.found else {
+        let Found::File { bytes, memory, is_arena, node, generation, pid, .. } = &self.found else {
             return None;
         };
-        let contents = match (is_arena, node.zip(*generation)) {
-            (false, _) => "not an arena".to_owned(),
-            (true, None) => "nothing".to_owned(),
-            (true, Some((node, generation))) => format!("node {node}, generation {generation}"),
+        let of_node = node.zip(*generation);
+        let contents = match (is_arena, memory, of_node) {
+            (false, ..) => "not an arena".to_owned(),
+            (true, Memory::Gone, _) => "nothing, its map is gone".to_owned(),
+            (true, Memory::InMapAlone, _) => "a map whose file is gone".to_owned(),
+            (true, Memory::OfOriginal, _) => "nothing, it is a copy".to_owned(),
+            (true, _, None) => "nothing".to_owned(),
+            (true, _, Some((node, generation))) => format!("node {node}, generation {generation}"),
         };
-        Some(vec![
-            self.file.display().to_string(),
-            format!("{} MiB", bytes >> 20),
-            contents,
-            pid.map_or_else(|| "nobody".to_owned(), |pid| format!("pid {pid}")),
-        ])
+        let user = match (memory, pid) {
+            (_, Some(pid)) => format!("pid {pid}"),
+            (Memory::InMapAlone, None) => "unknown".to_owned(),
+            (_, None) => "nobody".to_owned(),
+        };
+        Some(vec![self.file.display().to_string(), format!("{} MiB", bytes >> 20), contents, user])
     }
 }
 
 fn drop(options: &Drop, global: Global) -> anyhow::Result<Exit> {
-    let (rows, result) = each(&options.files, global, |file| {
+    let files: Vec<_> = options.files.iter().map(|file| kept::place_named(file)).collect();
+    let (rows, result) = each(&files, global, |file| {
         let listed = Listed::of(file)?;
         Listed::drop_file(file)?;
         Ok(listed)

@@ -2,13 +2,13 @@
 
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use bluebridge_memserver::direct::{self, NoDirectReads};
-use bluebridge_memserver::kept::{Holder, Kept, Listed};
+use bluebridge_memserver::kept::{Holder, Kept, Listed, Place};
 use bluebridge_memserver::{
     ArenaFile, ArenaFileError, Claim, DirectInterface, Member, Reservation, ReserveError, Reserved,
     ServerConfig,
@@ -24,7 +24,7 @@ use bluebridge_rack::network::{
     host::{FABRIC, HostFabric},
 };
 use bluebridge_rack::process::holder_of_udp_port;
-use bluebridge_rack::readiness;
+use bluebridge_rack::readiness::{self, KeptMemory};
 use bluebridge_rack::spec::ByteSize;
 use bluebridge_switch::interface::Interface as Link;
 use bluebridge_transport::{
@@ -65,6 +65,10 @@ pub(super) struct MemoryServer {
     /// /dev/shm that is named after the server
     #[arg(long, value_name = "FILE|none")]
     arena_file: Option<ArenaChoice>,
+    /// What a server does that cannot keep its memory in the file of --arena-file: `on` does not start, with `auto` it
+    /// tells why, and its memory ends with it
+    #[arg(long, value_enum, default_value_t = KeptChoice::On, requires = "arena_file")]
+    kept_memory: KeptChoice,
     /// Drop what the arena's file holds, and begin empty. Needs --arena-file, except under systemd
     #[arg(long)]
     fresh: bool,
@@ -85,11 +89,21 @@ enum ArenaChoice {
 }
 
 impl FromStr for ArenaChoice {
-    type Err = std::convert::Infallible;
+    type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(if text == "none" { Self::None } else { Self::File(text.into()) })
+        match text {
+            "" => Err("name a file, such as /dev/shm/bluebridge-arena-0-s1, or none"),
+            "none" => Ok(Self::None),
+            file => Ok(Self::File(file.into())),
+        }
     }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum KeptChoice {
+    Auto,
+    On,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -146,6 +160,17 @@ pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
     {
         return Err(not_answered(reason));
     }
+    let kept = memory.outlives();
+    match (&kept, memory.file()) {
+        (KeptMemory { is_kept: true, reason: None }, Some(file)) => {
+            tracing::info!(file = %file.display(), "the memory {kept}");
+        }
+        // Its user wanted it.
+        _ if matches!(options.arena_file, None | Some(ArenaChoice::None)) => {
+            tracing::info!("the memory {kept}");
+        }
+        _ => tracing::warn!("the memory {kept}"),
+    }
     let mut route = RequestRoute::open(&options.endpoint)?;
     report_progress("joining the rack");
     let Some(membership) = join(&options, &memory, &cancel)? else { return Ok(Exit::Ok) };
@@ -162,7 +187,7 @@ pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
         member.stop()?;
         return Err(error);
     }
-    readiness::report_ready();
+    readiness::report_server_ready(&kept);
     let served = member.serve_until(|| {
         route.look(Instant::now());
         cancel.is_cancelled()
@@ -258,20 +283,29 @@ fn probe_direct_reads(options: &MemoryServer) -> Result<(), NoDirectReads> {
     }
     match &options.arena_file {
         // The kernel could when this arena was made, and a restart is faster without another attempt.
-        Some(ArenaChoice::File(path)) if Listed::of(path).is_ok_and(|listed| listed.is_direct) => {
-            Ok(())
-        }
-        Some(ArenaChoice::File(_)) => direct::probe(&options.endpoint.interface),
-        None if is_systemd_service() => direct::probe(&options.endpoint.interface),
+        Some(ArenaChoice::File(path)) if !options.fresh && is_in_map(path) => Ok(()),
+        Some(ArenaChoice::File(_)) => probe_new_arena(options),
+        None if is_systemd_service() => probe_new_arena(options),
         // What the kernel could do does not matter, and to find it out takes a part of a second.
         Some(ArenaChoice::None) | None => Err(NoDirectReads::NotKept),
     }
 }
 
+fn is_in_map(path: &Path) -> bool {
+    Listed::of(path)
+        .is_ok_and(|listed| matches!(listed.place, Place::InMap | Place::Gone | Place::OfOriginal))
+}
+
+fn probe_new_arena(options: &MemoryServer) -> Result<(), NoDirectReads> {
+    direct::probe(&options.endpoint.interface)?;
+    // Memory that is kept is worth more than faster READs, unless the user says otherwise.
+    if options.direct_reads == DirectChoice::Auto { direct::check_namespace() } else { Ok(()) }
+}
+
 /// The memory of a server that has not joined yet.
 enum ServerMemory {
-    /// It ends with this process.
-    Own(Reserved),
+    /// It ends with this process, for a reason.
+    Own(Reserved, String),
     /// It outlives this process.
     Kept(Kept),
 }
@@ -283,15 +317,19 @@ impl ServerMemory {
         refusal: &mut Result<(), NoDirectReads>,
         cancel: &Cancel,
     ) -> anyhow::Result<Option<Self>> {
-        let (path, is_chosen) = match &options.arena_file {
-            Some(ArenaChoice::File(path)) => (path.clone(), true),
+        let own = |reason: String| {
+            Ok(reserve(options, cancel)?.map(|reserved| Self::Own(reserved, reason)))
+        };
+        let (path, is_required) = match &options.arena_file {
+            Some(ArenaChoice::File(path)) => (path.clone(), options.kept_memory == KeptChoice::On),
             None if is_systemd_service() => {
                 (ArenaFile::default_path(&options.endpoint.name), false)
             }
-            Some(ArenaChoice::None) | None => {
-                return Ok(reserve(options, cancel)?.map(Self::Own));
-            }
+            Some(ArenaChoice::None) => return own("--arena-file none says so".to_owned()),
+            None => return own("--arena-file names no file to keep it in".to_owned()),
         };
+        // Contents that cannot be used must not be forgotten silently.
+        let has_contents = !options.fresh && may_hold_contents(&path);
         let file = ArenaFile {
             path,
             bytes: options.memory.0,
@@ -312,20 +350,45 @@ impl ServerMemory {
         }
         match opened {
             Err(ArenaFileError::GivenUp) => Ok(None),
-            Err(error @ (ArenaFileError::NoRoom { .. } | ArenaFileError::OnDisk { .. }))
-                if !is_chosen =>
-            {
-                tracing::warn!(%error, "the memory will end with this process");
-                Ok(reserve(options, cancel)?.map(Self::Own))
+            Err(error) if error.is_about_place() => {
+                let needs_room = matches!(error, ArenaFileError::NoRoom { .. });
+                let no_map = if needs_room { no_map(refusal) } else { None };
+                // Nothing is lost, and its user does not insist.
+                if !is_required && !has_contents && options.direct_reads != DirectChoice::On {
+                    return own(reason_of(&error, no_map.as_deref()));
+                }
+                let error = anyhow::Error::new(error);
+                Err(match no_map {
+                    Some(no_map) => error.context(no_map),
+                    None => error,
+                })
             }
             opened => Ok(Some(Self::Kept(opened?))),
+        }
+    }
+
+    /// Whether the memory outlives this process.
+    fn outlives(&self) -> KeptMemory {
+        match self {
+            Self::Own(_, reason) => KeptMemory::lost(reason),
+            Self::Kept(kept) if kept.ends_with_namespace() => KeptMemory::limited(
+                "the BPF file system ends with this mount namespace; mount one at /sys/fs/bpf before the namespace is made",
+            ),
+            Self::Kept(_) => KeptMemory::KEPT,
+        }
+    }
+
+    fn file(&self) -> Option<&Path> {
+        match self {
+            Self::Own(..) => None,
+            Self::Kept(kept) => Some(kept.path()),
         }
     }
 
     /// Why the kernel cannot answer READs of it.
     fn direct_refusal(&self) -> Option<&NoDirectReads> {
         match self {
-            Self::Own(reserved) => reserved.direct.as_ref().err(),
+            Self::Own(reserved, _) => reserved.direct.as_ref().err(),
             Self::Kept(kept) => kept.direct_refusal(),
         }
     }
@@ -333,7 +396,7 @@ impl ServerMemory {
     fn capacity_pages(&self) -> u64 {
         match self {
             // Each shard's part of the memory is rounded down.
-            Self::Own(reserved) => {
+            Self::Own(reserved, _) => {
                 reserved.parts.iter().map(|part| (part.page_bytes() / PAGE_BYTES) as u64).sum()
             }
             Self::Kept(kept) => kept.page_bytes() / PAGE_BYTES as u64,
@@ -350,10 +413,43 @@ impl ServerMemory {
     fn assign(self, assignment: &Assignment) -> anyhow::Result<Reserved> {
         let Assignment { node, generation, token, .. } = *assignment;
         match self {
-            Self::Own(reserved) => Ok(reserved),
+            Self::Own(reserved, _) => Ok(reserved),
             Self::Kept(kept) => Ok(kept.assign(Holder { node, generation, token: token.0 })?),
         }
     }
+}
+
+/// Whether a file may hold contents of an earlier process.
+fn may_hold_contents(path: &Path) -> bool {
+    let is_there = path.symlink_metadata().is_ok();
+    is_there && !Listed::of(path).is_ok_and(|listed| listed.is_arena && listed.holder.is_none())
+}
+
+/// Why memory needs room in a file, if its user did not choose that.
+fn no_map(refusal: &Result<(), NoDirectReads>) -> Option<String> {
+    match refusal {
+        Ok(()) | Err(NoDirectReads::Off) => None,
+        Err(refusal) => {
+            Some(format!("the memory cannot be in the kernel instead of a file ({refusal})"))
+        }
+    }
+}
+
+/// Why memory is not kept, in the same words for all servers that share a directory.
+fn reason_of(error: &ArenaFileError, no_map: Option<&str>) -> String {
+    let mut words = match error {
+        ArenaFileError::NoRoom { path, bytes, error } => {
+            let directory = path.parent().unwrap_or(path).display();
+            format!(
+                "{directory} has no room for a file of {bytes} bytes ({error}); free some of it, or use less --memory"
+            )
+        }
+        error => error.to_string(),
+    };
+    if let Some(no_map) = no_map {
+        words = format!("{words}; {no_map}");
+    }
+    words
 }
 
 /// A service manager starts a service again with the same name; a shell does not.
@@ -429,9 +525,9 @@ fn join(
 /// Adds what to do with memory whose contents the controller does not accept; it does not know where they are.
 fn with_remedy(error: MembershipError, memory: &ServerMemory) -> anyhow::Error {
     match memory {
-        ServerMemory::Own(_) => error.into(),
+        ServerMemory::Own(..) => error.into(),
         ServerMemory::Kept(kept) => anyhow::Error::new(error).context(format!(
-            "the memory in {} cannot be used in this rack: start with --fresh, which drops its contents, or choose \
+            "the memory in {} cannot be used by this server: start with --fresh, which drops its contents, or choose \
              another file with --arena-file",
             kept.path().display()
         )),

@@ -179,7 +179,7 @@ pub fn run() -> ExitCode {
         Ok(exit) => exit.into(),
         Err(error) => {
             let exit = Exit::of(&error);
-            output::failure(&with_remedy(in_words(&error)), exit, json);
+            output::failure(&with_remedy(in_words(&error), &error), exit, json);
             exit.into()
         }
     }
@@ -279,11 +279,24 @@ fn in_words(error: &anyhow::Error) -> String {
     words
 }
 
-/// Adds what to do if the process has too many open files. Any part of a command can meet this limit.
-fn with_remedy(words: String) -> String {
+/// Adds what to do if the process has too many open files, which any part of a command can meet, or if a server does
+/// not respond.
+fn with_remedy(words: String, error: &anyhow::Error) -> String {
     let too_many = std::io::Error::from(rustix::io::Errno::MFILE).to_string();
     if words.contains(&too_many) && !words.contains("ulimit -n") {
         return format!("{words}; raise the limit of open files (`ulimit -n`)");
+    }
+    let is_silence = |error: &bluebridge::Error| {
+        matches!(
+            error,
+            bluebridge::Error::Unreachable { .. }
+                | bluebridge::Error::OutcomeUnknown { responding: false, .. }
+        )
+    };
+    if error.chain().filter_map(|cause| cause.downcast_ref()).any(is_silence) {
+        return format!(
+            "{words}; `bluebridge rack status` shows whether it runs (on real hosts, `bluebridge controller status`)"
+        );
     }
     words
 }

@@ -336,7 +336,21 @@ fn report(status: &RackStatus, global: Global) -> anyhow::Result<()> {
         ]
     });
     output::table(&["daemon", "pid", "state", "log"], daemons.collect())?;
+    report_memory(status)?;
     status.controller.as_ref().map_or(Ok(()), report_controller)
+}
+
+/// Says whose memory ends with its process, or is kept only for some time, and why.
+fn report_memory(status: &RackStatus) -> anyhow::Result<()> {
+    let mut by_words = BTreeMap::<_, Vec<_>>::new();
+    for daemon in &status.daemons {
+        if let Some(kept) = daemon.kept_memory.as_ref().filter(|kept| kept.reason.is_some()) {
+            by_words.entry(kept.to_string()).or_default().push(daemon.node.to_string());
+        }
+    }
+    by_words.into_iter().try_for_each(|(words, names)| {
+        output::prose(&format!("The memory of {} {words}.", names.join(", ")))
+    })
 }
 
 /// The columns of the table of members.

@@ -49,6 +49,8 @@ fn what_cannot_be_is_wrong_usage() {
         (memserver(&["--interface", "nope"]), "interface nope"),
         (memserver(&["--interface", "lo", "--fresh"]), "name it with --arena-file"),
         (memserver(&["--interface", "nope", "--fresh", "--arena-file", "none"]), "interface nope"),
+        (memserver(&["--interface", "lo", "--arena-file", ""]), "name a file, such as /dev/shm/"),
+        (memserver(&["--interface", "lo", "--kept-memory", "auto"]), "--arena-file <FILE|none>"),
         (vec!["switch", "--data-plane", "soft", "--port", "1=nope:xdp"], "port 1 has a mode"),
         (vec!["switch", "--device-id", "0"], "--device-id"),
         (vec!["create", "0"], "must have at least one byte"),

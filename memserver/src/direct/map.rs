@@ -1,6 +1,13 @@
 //! The arena as a BPF map that outlives its process.
 
-use std::{fs, io, path::Path, thread, time::Duration};
+use std::{
+    ffi::OsStr,
+    fs, io,
+    os::unix::ffi::OsStrExt as _,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
 
 use aya::{
     maps::{Array, MapData, MapError},
@@ -14,6 +21,7 @@ use rustix::{
 };
 
 use super::{DirectMemory, program::ArenaValue};
+use crate::memory;
 
 /// `BPF_F_MMAPABLE` of linux/bpf.h.
 const MMAPABLE: u32 = 1 << 10;
@@ -24,6 +32,87 @@ const MEMORY_PAUSE: Duration = Duration::from_millis(100);
 
 /// How often a map is pinned that another process prevents by removing the empty directory.
 const PIN_TRIES: u32 = 10;
+
+/// Where in the first page of a map the path of the arena's file is, behind its length in two bytes of the machine's
+/// order. Only lists of arenas need it.
+const FILE_AT: usize = 1024;
+
+/// The longest such path.
+const FILE_MAX: usize = 2048;
+
+const _: () = assert!(bpf_fs::ARENA_ID_AT + 16 <= FILE_AT && FILE_AT + 2 + FILE_MAX <= PAGE_BYTES);
+
+/// Records in a map's first page which file its arena has.
+pub(crate) fn note_file(first: &mut [u8], path: &Path) {
+    let Ok(path) = fs::canonicalize(path) else { return };
+    let bytes = path.as_os_str().as_bytes();
+    let Some((length, room)) = first.get_mut(FILE_AT..).and_then(|to| to.split_first_chunk_mut())
+    else {
+        return;
+    };
+    // If this process is killed in between, none is recorded.
+    *length = [0; 2];
+    let room = room.get_mut(..FILE_MAX).and_then(|room| room.get_mut(..bytes.len()));
+    if let (Some(to), Ok(count)) = (room, u16::try_from(bytes.len())) {
+        to.copy_from_slice(bytes);
+        *length = count.to_ne_bytes();
+    }
+}
+
+/// The file that [`note_file`] recorded.
+fn noted_file(first: &[u8]) -> Option<PathBuf> {
+    let (length, room) = first.get(FILE_AT..)?.split_first_chunk()?;
+    let bytes = room.get(..FILE_MAX)?.get(..u16::from_ne_bytes(*length).into())?;
+    (!bytes.is_empty()).then(|| OsStr::from_bytes(bytes).into())
+}
+
+/// An arena's map, as it is listed.
+pub(crate) struct PinnedMap {
+    pub(crate) id: [u8; 16],
+    pub(crate) bytes: u64,
+    /// The file that the arena had when a server last used it.
+    pub(crate) file: Option<PathBuf>,
+}
+
+/// What is pinned there; `None` if it is no arena's map, or gone.
+///
+/// # Errors
+/// The system's error.
+pub(crate) fn pinned(pin: &Path) -> io::Result<Option<PinnedMap>> {
+    let Some(id) = bpf_fs::arena_of_pin(pin) else { return Ok(None) };
+    let map = match MapData::from_pin(pin).map_err(cause) {
+        Ok(map) => map,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let info = map.info().map_err(cause)?;
+    if info.value_size() as usize != PAGE_BYTES {
+        return Ok(None);
+    }
+    let first = memory::map_kept(own(&map)?, PAGE_BYTES, None)?;
+    let bytes = u64::from(info.max_entries()) * PAGE_BYTES as u64;
+    Ok(Some(PinnedMap { id, bytes, file: noted_file(&first) }))
+}
+
+/// Whether the map of an arena is not there any more, as far as this user may see that.
+pub(crate) fn is_gone(id: &[u8; 16]) -> bool {
+    let found = bpf_fs::arena_pin(id).symlink_metadata();
+    found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
+/// What helps against an error of [`create`].
+pub(crate) fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "start it as root with CAP_BPF and CAP_NET_ADMIN, and with CAP_SYS_ADMIN or a BPF file system at /sys/fs/bpf"
+        }
+        io::ErrorKind::ReadOnlyFilesystem => {
+            "make the BPF file system writable (mount -o remount,rw /sys/fs/bpf)"
+        }
+        _ if is_shortage(error) => "use less --memory",
+        _ => "see that a BPF file system can be at /sys/fs/bpf",
+    }
+}
 
 /// Makes the map of the arena with an id, pinned and zeroed.
 ///
@@ -56,7 +145,13 @@ fn try_create(at: &Path, values: u32) -> io::Result<OwnedFd> {
 }
 
 fn make_directory_of(pin: &Path) -> io::Result<()> {
-    bpf_fs::make(pin.parent().unwrap_or(Path::new("/"))).map_err(|error| error.source)
+    bpf_fs::make(pin.parent().unwrap_or(Path::new("/"))).map_err(|error| {
+        match error.source.kind() {
+            io::ErrorKind::NotFound => error.source,
+            // With what was tried.
+            kind => io::Error::new(kind, error),
+        }
+    })
 }
 
 /// A descriptor of its own.
@@ -112,7 +207,7 @@ pub(crate) fn remove(id: &[u8; 16]) -> io::Result<()> {
 }
 
 /// A name for a map while a program is loaded that uses it; removed when this is dropped.
-pub(super) struct Lent(pub(super) std::path::PathBuf);
+pub(super) struct Lent(pub(super) PathBuf);
 
 impl Lent {
     /// # Errors

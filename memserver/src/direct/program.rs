@@ -8,12 +8,14 @@ use aya::{
     Ebpf, EbpfError, EbpfLoader,
     programs::{LinkOrder, ProgramError, SchedClassifier, TcAttachType, tc::TcAttachOptions},
 };
+use bluebridge_bpf::fs as bpf_fs;
 use bluebridge_wire::{NodeId, address::PAGE_BYTES};
+use rustix::thread::CapabilitySet;
 
 use super::{
     Counters, DirectMemory, PROCESSORS, Places, ReadCounts, SESSIONS,
     crc::CrcTables,
-    map::{Lent, cause},
+    map::{Lent, cause, remedy},
 };
 use crate::DirectInterface;
 
@@ -54,7 +56,9 @@ pub enum NoDirectReads {
     #[error("the kernel cannot attach programs that end with the process (TCX, Linux 6.6): {0}")]
     Attach(String),
     /// The memory ends with the process.
-    #[error("the memory is not kept: name a file with --arena-file")]
+    #[error(
+        "the memory ends with the process; it needs a file with --arena-file, and room for that"
+    )]
     NotKept,
     /// The contents were made without it.
     #[error(
@@ -70,8 +74,19 @@ pub enum NoDirectReads {
     /// Root is needed.
     #[error("it needs root, in the user namespace of the host")]
     Root,
+    /// Root has it, except in containers.
+    #[error(
+        "this process lacks {0}; start it with these capabilities, a container for example with --cap-add"
+    )]
+    Capabilities(String),
+    /// The memory would not be kept.
+    #[error(
+        "the BPF file system that this server can mount ends with its mount namespace, and the memory with it; mount \
+         one at /sys/fs/bpf before that namespace is made, or start with --direct-reads on"
+    )]
+    Namespace,
     /// Another way out.
-    #[error("the memory cannot be in a BPF map: {0}")]
+    #[error("the memory cannot be in a BPF map: {error}; {remedy}", error = .0, remedy = remedy(.0))]
     Map(#[source] io::Error),
 }
 
@@ -103,6 +118,10 @@ pub fn probe(interface: &str) -> Result<(), NoDirectReads> {
     if !rustix::process::geteuid().is_root() {
         return Err(NoDirectReads::Root);
     }
+    let missing = missing_capabilities();
+    if !missing.is_empty() {
+        return Err(NoDirectReads::Capabilities(missing.join(", ")));
+    }
     // No endpoint has node 0, so nothing is answered. The other numbers are such that the kernel checks the whole
     // program: it leaves out what can never be executed.
     let places = Places {
@@ -124,6 +143,35 @@ pub fn probe(interface: &str) -> Result<(), NoDirectReads> {
         load(&empty, None).and_then(|mut program| attach(&mut program, interface))?;
         Err(refusal)
     })
+}
+
+/// The capabilities that the program needs and this thread does not have.
+fn missing_capabilities() -> Vec<&'static str> {
+    // A kernel that does not tell refuses the program itself.
+    let Ok(sets) = rustix::thread::capabilities(None) else { return Vec::new() };
+    let has = |wanted| sets.effective.contains(wanted);
+    let is_admin = has(CapabilitySet::SYS_ADMIN);
+    [
+        ("CAP_BPF", is_admin || has(CapabilitySet::BPF)),
+        ("CAP_PERFMON", is_admin || has(CapabilitySet::PERFMON)),
+        ("CAP_NET_ADMIN", has(CapabilitySet::NET_ADMIN)),
+    ]
+    .into_iter()
+    .filter_map(|(name, is_there)| (!is_there).then_some(name))
+    .collect()
+}
+
+/// Whether the memory that a server puts into a map outlives it. Mounts the BPF file system if it is not.
+///
+/// # Errors
+/// [`NoDirectReads::Namespace`] if not, and [`NoDirectReads::Map`] if there is no BPF file system.
+pub fn check_namespace() -> Result<(), NoDirectReads> {
+    let made = bpf_fs::make_arenas();
+    made.map_err(|error| NoDirectReads::Map(io::Error::new(error.source.kind(), error)))?;
+    let ends = bpf_fs::ends_with_namespace();
+    // Others may use it already.
+    let _ = bpf_fs::tidy();
+    if ends { Err(NoDirectReads::Namespace) } else { Ok(()) }
 }
 
 impl DirectReads {

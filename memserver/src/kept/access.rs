@@ -15,6 +15,7 @@ use super::{
     ArenaFileError, Holder,
     layout::{Header, IN_MAP, MAGIC, STATE_FULL},
 };
+use crate::direct::map;
 
 /// The file system in memory (statfs(2)).
 const TMPFS_MAGIC: i64 = 0x0102_1994;
@@ -59,9 +60,13 @@ pub(super) fn open_file(path: &Path, may_create: bool) -> Result<OwnedFd, ArenaF
     }
     let create = if may_create { OFlags::CREATE } else { OFlags::empty() };
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | create;
-    let file = open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| failed("open", e))?;
-    let stat = fstat(&file).map_err(|error| failed("examine", error))?;
     let foreign = |what| Err(ArenaFileError::Foreign { path: path.to_owned(), what });
+    let file = match open(path, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(file) => file,
+        Err(Errno::LOOP) => return foreign("it is a symbolic link"),
+        Err(error) => return Err(failed("open", error)),
+    };
+    let stat = fstat(&file).map_err(|error| failed("examine", error))?;
     if !rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file() {
         return foreign("it is no regular file");
     }
@@ -116,10 +121,11 @@ pub(super) fn is_copy(header: &Header, stat: &rustix::fs::Stat) -> bool {
     header.backing == IN_MAP && header.inode != stat.st_ino
 }
 
-/// Bytes of the map of an arena, without its tables; 0 if it is in its file, or another file's.
+/// Bytes of the map of an arena, without its tables; 0 if it is in its file, or another file's, or gone.
 pub(super) fn map_bytes(header: &Header, stat: &rustix::fs::Stat) -> u64 {
     let bytes = header.shard_bytes.saturating_mul(header.shard_count.into());
-    if header.backing == IN_MAP && !is_copy(header, stat) { bytes } else { 0 }
+    let has_map = header.backing == IN_MAP && !is_copy(header, stat) && !map::is_gone(&header.id);
+    if has_map { bytes } else { 0 }
 }
 
 pub(super) fn write_header(file: &OwnedFd, header: &Header) -> Result<(), Errno> {
@@ -153,11 +159,8 @@ pub(super) fn contents_of(header: &Header) -> Option<Holder> {
 
 /// The sizes of an arena, in words.
 pub(super) fn shape(header: &Header) -> String {
-    let Header { version, shard_bytes, shard_count, space_count, spaces, .. } = header;
+    let Header { shard_bytes, shard_count, space_count, spaces, .. } = header;
     let spaces: Vec<_> =
         spaces.iter().take((*space_count).into()).map(|space| space.to_string()).collect();
-    format!(
-        "{shard_count} x {shard_bytes} bytes for space {} (layout {version})",
-        spaces.join(", ")
-    )
+    format!("{shard_count} x {shard_bytes} bytes for space {}", spaces.join(", "))
 }

@@ -2,10 +2,10 @@
 
 use std::{io, path::PathBuf};
 
-use super::file::DIRECTORY;
+use super::{file::DIRECTORY, layout::VERSION};
+use crate::direct::map;
 
-/// The file cannot be used; nothing in it changed, except that the change under way when its last
-/// process ended may be complete now.
+/// The file cannot be used; its contents did not change.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArenaFileError {
@@ -31,8 +31,7 @@ pub enum ArenaFileError {
     },
     /// It is another user's, or other users can write to it.
     #[error(
-        "{} is not a file of this user alone: {what}; choose another file with --arena-file",
-        path.display()
+        "{} is not a file of this user alone: {what}; name another file", path.display()
     )]
     Foreign {
         /// The file.
@@ -45,8 +44,8 @@ pub enum ArenaFileError {
     GivenUp,
     /// A process uses it.
     #[error(
-        "{} is in use by process {process}; stop that memory server first, or choose another file \
-         with --arena-file", path.display()
+        "{} is in use by process {process}; stop that memory server first, or name another file",
+        path.display()
     )]
     InUse {
         /// The file.
@@ -66,15 +65,15 @@ pub enum ArenaFileError {
         error: io::Error,
     },
     /// It is something else.
-    #[error("{} is no arena's file; choose another one with --arena-file", path.display())]
+    #[error("{} is no arena's file; name another one", path.display())]
     NoArena {
         /// The file.
         path: PathBuf,
     },
     /// The kernel does not make a BPF map for it.
     #[error(
-        "cannot make a BPF map of {bytes} bytes for {}: {error}; use a smaller arena, or start with \
-         --direct-reads off", path.display()
+        "cannot make a BPF map of {bytes} bytes for {}: {error}; {}, or start with --direct-reads off",
+        path.display(), map::remedy(error)
     )]
     NoMap {
         /// The file.
@@ -87,8 +86,9 @@ pub enum ArenaFileError {
     },
     /// It has no room.
     #[error(
-        "{} needs {bytes} bytes, and its file system does not have them: {error}; use a smaller \
-         arena, another file with --arena-file, or --arena-file none", path.display()
+        "{} needs {bytes} bytes, and there is no room for them: {error}; free some of its file \
+         system, or use less --memory, another file with --arena-file, or --arena-file none",
+        path.display()
     )]
     NoRoom {
         /// The file.
@@ -102,7 +102,7 @@ pub enum ArenaFileError {
     /// It is on a disk.
     #[error(
         "{} is not on a file system in memory (tmpfs), so every change would be written to a disk; \
-         choose a file in {DIRECTORY}", path.display()
+         name a file in {DIRECTORY}", path.display()
     )]
     OnDisk {
         /// The file.
@@ -110,8 +110,8 @@ pub enum ArenaFileError {
     },
     /// It holds an arena of another shape.
     #[error(
-        "{} holds an arena with {found}, but {wanted} was requested; start with the same, or with \
-         --fresh, which drops the contents", path.display()
+        "{} holds an arena of {found}, but {wanted} were requested; start with the --memory, --shards \
+         and --space that it was made with, or with --fresh, which drops the contents", path.display()
     )]
     OtherShape {
         /// The file.
@@ -121,7 +121,35 @@ pub enum ArenaFileError {
         /// What was requested.
         wanted: String,
     },
+    /// Another version of this program made it.
+    #[error(
+        "{} holds an arena in layout {found} of another version of bluebridge, and this one uses layout \
+         {VERSION}; start the server of that version, or start with --fresh, which drops the contents",
+        path.display()
+    )]
+    OtherVersion {
+        /// The file.
+        path: PathBuf,
+        /// Its layout.
+        found: u32,
+    },
+    /// It is the memory of a file.
+    #[error("{} is the memory of {}; drop that file instead", path.display(), file.display())]
+    OfFile {
+        /// Where the map is pinned.
+        path: PathBuf,
+        /// The file.
+        file: PathBuf,
+    },
     /// The server has too many spaces or its memory does not fit.
     #[error("{0}")]
     Size(String),
+}
+
+impl ArenaFileError {
+    /// Whether an arena may be possible in another place.
+    #[must_use]
+    pub const fn is_about_place(&self) -> bool {
+        matches!(self, Self::Io { .. } | Self::NoRoom { .. } | Self::OnDisk { .. })
+    }
 }

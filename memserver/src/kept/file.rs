@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use bluebridge_bpf::fs::ARENA_ID_AT;
+use bluebridge_bpf::fs::{self as bpf_fs, ARENA_ID_AT};
 use bluebridge_wire::{ArenaGeneration, NodeId, Space, address::PAGE_BYTES};
 use rustix::{
     fd::OwnedFd,
@@ -119,7 +119,12 @@ impl ArenaFile {
         progress: impl FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Kept, ArenaFileError> {
         let layout = self.layout()?;
-        let file = take_file(&self.path, true)?;
+        let file = take_file(&self.path, true).map_err(|error| match error {
+            ArenaFileError::Io { error, .. } if is_full(&error) => {
+                self.no_room(self.needed(&layout), error)
+            }
+            error => error,
+        })?;
         let earlier = arena_header(&self.path, &file)?;
         let mut held = self.held(&file, &layout)?;
         if held.is_some_and(|header| self.is_to_be_remade(&header)) {
@@ -177,6 +182,7 @@ impl ArenaFile {
                 // Before anything in it is changed: it may be in use.
                 return Err(self.gone("its memory is another arena's"));
             }
+            map::note_file(&mut tables, &self.path);
             let pages = Windows::new(again(&map)?, &layout.pages_range(), again(&file)?);
             let pages = pages.map_err(|error| self.failed("map", error.into()))?;
             direct_map = Some((map, pages.mapper()));
@@ -266,6 +272,9 @@ impl ArenaFile {
         if header.state == STATE_NEW || self.is_fresh {
             return Ok(None);
         }
+        if header.version != VERSION {
+            return Err(ArenaFileError::OtherVersion { path: path(), found: header.version });
+        }
         let (found, wanted) = (shape(&header), shape(&self.new_header(layout)));
         if found != wanted {
             return Err(ArenaFileError::OtherShape { path: path(), found, wanted });
@@ -316,10 +325,22 @@ impl ArenaFile {
             return Err(self.no_map(total, io::ErrorKind::OutOfMemory.into()));
         }
         if available.min(free) < total {
-            let (path, error) = (self.path.clone(), io::ErrorKind::StorageFull.into());
-            return Err(ArenaFileError::NoRoom { path, bytes: total, error });
+            let lacks_memory = available < total;
+            let kind =
+                if lacks_memory { io::ErrorKind::OutOfMemory } else { io::ErrorKind::StorageFull };
+            return Err(self.no_room(total, kind.into()));
         }
         Ok(())
+    }
+
+    /// Bytes that the file needs.
+    fn needed(&self, layout: &Layout) -> u64 {
+        let bytes = if self.is_direct { PAGE_BYTES } else { layout.file_bytes() };
+        bytes as u64
+    }
+
+    fn no_room(&self, bytes: u64, error: io::Error) -> ArenaFileError {
+        ArenaFileError::NoRoom { path: self.path.clone(), bytes, error: error.kind().into() }
     }
 
     fn no_map(&self, bytes: u64, error: io::Error) -> ArenaFileError {
@@ -337,13 +358,16 @@ impl ArenaFile {
         let bytes = layout.file_bytes();
         let total = bytes as u64;
         // The header comes first, so that a file that is not finished is known as one.
-        let length = if self.is_direct { PAGE_BYTES as u64 } else { total };
+        let length = self.needed(layout);
         let inode = fstat(file).map_err(|error| self.failed("examine", error.into()))?.st_ino;
         let header = Header { id, inode, ..self.new_header(layout) };
         let resized = ftruncate(file, 0)
             .and_then(|()| write_header(file, &header))
             .and_then(|()| ftruncate(file, length));
-        resized.map_err(|error| self.failed("resize", error.into()))?;
+        resized.map_err(|error| match io::Error::from(error) {
+            error if is_full(&error) => self.no_room(length, error),
+            error => self.failed("resize", error),
+        })?;
         if self.is_direct {
             self.allocate(file, 0..PAGE_BYTES, PAGE_BYTES, |_, _| ControlFlow::Continue(()))?;
             let map = wait_for_map(&id, bytes, || progress(0, total))?;
@@ -375,11 +399,12 @@ impl ArenaFile {
                 match fallocate(file, FallocateFlags::empty(), from, length) {
                     Ok(()) => break,
                     Err(Errno::INTR) => {}
-                    Err(error @ (Errno::NOSPC | Errno::NOMEM)) => {
-                        let (path, error) = (self.path.clone(), error.into());
-                        return Err(ArenaFileError::NoRoom { path, bytes: total, error });
+                    Err(error) => {
+                        return Err(match io::Error::from(error) {
+                            error if is_full(&error) => self.no_room(total, error),
+                            error => self.failed("allocate", error),
+                        });
                     }
-                    Err(error) => return Err(self.failed("allocate", error.into())),
                 }
             }
             if progress(end as u64, total).is_break() {
@@ -430,6 +455,12 @@ impl Kept {
         self.direct.as_ref().err()
     }
 
+    /// Whether the memory ends with the mount namespace of this process, because its map does.
+    #[must_use]
+    pub fn ends_with_namespace(&self) -> bool {
+        self.direct.is_ok() && bpf_fs::ends_with_namespace()
+    }
+
     /// The file.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -472,6 +503,12 @@ impl Kept {
             direct: self.direct,
         })
     }
+}
+
+/// Whether a file system has no room, or the system no memory for it.
+fn is_full(error: &io::Error) -> bool {
+    use io::ErrorKind::{OutOfMemory, QuotaExceeded, StorageFull};
+    matches!(error.kind(), OutOfMemory | QuotaExceeded | StorageFull)
 }
 
 /// How often progress is reported while the kernel makes a map.

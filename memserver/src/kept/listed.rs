@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use bluebridge_bpf::fs as bpf_fs;
 use rustix::{
     fs::{FlockOperation, flock, fstat},
     io::Errno,
@@ -18,13 +19,30 @@ use super::{
     file::{DIRECTORY, PREFIX},
     layout::IN_MAP,
 };
-use crate::direct::map;
+use crate::direct::map::{self, PinnedMap};
 
-/// An arena's file, as it is listed.
+/// Where the memory of an arena is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Place {
+    /// Nowhere: it was in a BPF map, and that is gone.
+    Gone,
+    /// In the file.
+    InFile,
+    /// In a BPF map.
+    InMap,
+    /// In a BPF map that no file describes, so no server can use it.
+    InMapAlone,
+    /// In the BPF map of the file of which this is a copy.
+    OfOriginal,
+}
+
+/// An arena's file, as it is listed, or a map without a file.
 #[derive(Clone, Debug)]
 pub struct Listed {
-    /// The file.
+    /// The file, or where the map is pinned.
     pub path: PathBuf,
+    /// The id of an arena in a map.
+    pub id: Option<[u8; 16]>,
     /// Bytes of memory that it occupies.
     pub bytes: u64,
     /// Whether it is an arena's file, also one that is only being made.
@@ -33,11 +51,12 @@ pub struct Listed {
     pub holder: Option<Holder>,
     /// The process that uses it.
     pub process: Option<u32>,
-    /// Whether its memory is in a BPF map.
-    pub is_direct: bool,
+    /// Where its memory is.
+    pub place: Place,
 }
 
-/// The arenas' files of this user in the default directory.
+/// The arenas' files of this user in the default directory, and what is in a BPF map besides: arenas whose file is
+/// elsewhere, and maps without a file.
 ///
 /// # Errors
 /// The system's error.
@@ -52,15 +71,49 @@ pub fn list() -> io::Result<Vec<Listed>> {
         }
     }
     found.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+    let in_map = found.iter().filter(|listed| listed.place == Place::InMap);
+    let mut known: Vec<_> = in_map.filter_map(|listed| listed.id).collect();
+    for pin in bpf_fs::arena_pins()? {
+        // It may be removed meanwhile.
+        let Some(map) = map::pinned(&pin)?.filter(|map| !known.contains(&map.id)) else { continue };
+        known.push(map.id);
+        found.push(Listed::of_map(pin, map));
+    }
     Ok(found)
 }
 
+/// The file of this name, or where the map of the arena with this id is pinned.
+#[must_use]
+pub fn place_named(name: &Path) -> PathBuf {
+    let id = name.to_str().filter(|text| text.len() == 32 && !name.exists());
+    let id = id.and_then(|text| u128::from_str_radix(text, 16).ok());
+    id.map_or_else(|| name.to_owned(), |id| bpf_fs::arena_pin(&id.to_be_bytes()))
+}
+
 impl Listed {
-    /// What a file is.
+    /// What a map is whose file has another name than those by default.
+    fn of_map(pin: PathBuf, map: PinnedMap) -> Self {
+        let file = map.file.and_then(|file| Self::of(&file).ok());
+        let is_its = |listed: &Self| listed.place == Place::InMap && listed.id == Some(map.id);
+        file.filter(is_its).unwrap_or(Self {
+            path: pin,
+            id: Some(map.id),
+            bytes: map.bytes,
+            is_arena: true,
+            holder: None,
+            process: None,
+            place: Place::InMapAlone,
+        })
+    }
+
+    /// What a file is, or a pinned map.
     ///
     /// # Errors
     /// [`ArenaFileError`] if it cannot be read.
     pub fn of(path: &Path) -> Result<Self, ArenaFileError> {
+        if bpf_fs::arena_of_pin(path).is_some() {
+            return Self::of_pin(path);
+        }
         let file = open_file(path, false)?;
         let failed = |error: Errno| ArenaFileError::Io {
             doing: "read",
@@ -73,22 +126,41 @@ impl Listed {
         let is_arena = header.is_some() || stat.st_size == 0;
         let process = header.map_or(0, |header| header.process);
         let holder = header.and_then(|header| contents_of(&header));
+        let in_map = header.filter(|header| header.backing == IN_MAP);
+        let place = match &in_map {
+            None => Place::InFile,
+            Some(header) if is_copy(header, &stat) => Place::OfOriginal,
+            Some(header) if map::is_gone(&header.id) => Place::Gone,
+            Some(_) => Place::InMap,
+        };
         Ok(Self {
             path: path.to_owned(),
+            id: in_map.map(|header| header.id),
             bytes: occupied(&stat)
                 .saturating_add(header.as_ref().map_or(0, |header| map_bytes(header, &stat))),
             is_arena,
             holder,
             process: (is_arena && !is_free).then_some(process),
-            is_direct: header.is_some_and(|header| header.backing == IN_MAP),
+            place,
         })
     }
 
-    /// Removes the file, and with it the contents. A copy of a file whose arena is in a map has none.
+    fn of_pin(pin: &Path) -> Result<Self, ArenaFileError> {
+        let failed = |error| ArenaFileError::Io { doing: "open", path: pin.to_owned(), error };
+        let map = map::pinned(pin).map_err(failed)?;
+        let map = map.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        Ok(Self::of_map(pin.to_owned(), map))
+    }
+
+    /// Removes the file, and with it the contents. A copy of a file whose arena is in a map has none. Of a map that no
+    /// file describes, removes the pin; if a server uses it still, its memory is freed when that ends.
     ///
     /// # Errors
-    /// [`ArenaFileError`] if a process uses it, or it is no arena's file; then it stays.
+    /// [`ArenaFileError`] if a process uses it, it is no arena's file, or the memory of another file; then it stays.
     pub fn drop_file(path: &Path) -> Result<(), ArenaFileError> {
+        if let Some(id) = bpf_fs::arena_of_pin(path) {
+            return Self::drop_map(path, &id);
+        }
         let file = take_file(path, false)?;
         let failed = |doing, error| ArenaFileError::Io { doing, path: path.to_owned(), error };
         let stat = fstat(&file).map_err(|error| failed("examine", error.into()))?;
@@ -97,5 +169,19 @@ impl Listed {
             map::remove(&header.id).map_err(|error| failed("remove the memory of", error))?;
         }
         rustix::fs::unlink(path).map_err(|error| failed("remove", error.into()))
+    }
+
+    fn drop_map(pin: &Path, id: &[u8; 16]) -> Result<(), ArenaFileError> {
+        Self::of_pin(pin)?;
+        let failed = |doing, error| ArenaFileError::Io { doing, path: pin.to_owned(), error };
+        let listed = list().map_err(|error| failed("look for the file of", error))?;
+        let is_its = |listed: &&Self| listed.place == Place::InMap && listed.id == Some(*id);
+        if let Some(of_file) = listed.iter().find(is_its) {
+            return Err(ArenaFileError::OfFile {
+                path: pin.to_owned(),
+                file: of_file.path.clone(),
+            });
+        }
+        map::remove(id).map_err(|error| failed("remove", error))
     }
 }

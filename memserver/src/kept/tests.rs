@@ -193,10 +193,57 @@ fn files_of_others_and_files_on_a_disk_are_refused() {
     let link = directory.0.join("link");
     symlink(&file.path, &link).unwrap();
     let error = open(&ArenaFile { path: link, ..file.clone() }).unwrap_err();
-    assert!(matches!(error, ArenaFileError::Io { .. }), "{error}");
+    assert!(matches!(error, ArenaFileError::Foreign { .. }), "{error}");
+    assert!(error.to_string().contains("is a symbolic link"), "{error}");
     let on_disk = PathBuf::from("/proc/self/status");
     let error = open(&ArenaFile { path: on_disk, ..file }).unwrap_err();
     assert!(matches!(error, ArenaFileError::OnDisk { .. }), "{error}");
+}
+
+/// Who drops a file has given no option of a server.
+#[test]
+fn a_file_that_cannot_be_dropped_is_described_without_options_of_a_server() {
+    let directory = Directory::new("dropped");
+    let [fifo, link, other, open_to_all] =
+        ["fifo", "link", "other", "open"].map(|name| directory.0.join(name));
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &fifo,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::from_raw_mode(0o600),
+        0,
+    )
+    .unwrap();
+    for (path, mode) in [(&other, 0o600), (&open_to_all, 0o644)] {
+        fs::write(path, b"something else").unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    symlink(&other, &link).unwrap();
+    for (path, what) in [
+        (&fifo, "no regular file"),
+        (&link, "a symbolic link"),
+        (&other, "no arena's file"),
+        (&open_to_all, "other users may open it"),
+    ] {
+        let said = Listed::drop_file(path).unwrap_err().to_string();
+        assert!(said.contains(what) && said.contains("name another"), "{said}");
+        assert!(!said.contains("--"), "{said}");
+        assert!(path.symlink_metadata().is_ok(), "it stays");
+    }
+}
+
+#[test]
+fn a_file_of_another_version_is_refused_as_such() {
+    let directory = Directory::new("version");
+    let file = directory.file();
+    drop(open(&file).unwrap().assign(holder(3, 5)).unwrap());
+    let mut image = fs::read(&file.path).unwrap();
+    image[8..12].copy_from_slice(&2_u32.to_ne_bytes());
+    fs::write(&file.path, &image).unwrap();
+    let error = open(&file).unwrap_err();
+    assert!(matches!(error, ArenaFileError::OtherVersion { found: 2, .. }), "{error}");
+    assert!(error.to_string().contains("--fresh"), "{error}");
+    assert!(open(&ArenaFile { is_fresh: true, ..file }).is_ok());
 }
 
 #[test]

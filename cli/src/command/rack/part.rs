@@ -1,7 +1,5 @@
 //! `bluebridge rack restart|kill`: one daemon of a rack.
 
-use std::path::Path;
-
 use anyhow::Context;
 use bluebridge_rack::daemon::{FRESH, Part, READY_DEADLINE};
 use bluebridge_rack::process::Stopped;
@@ -54,15 +52,17 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
     let root = StateRoot::locate();
     let chosen = named.choose(&root)?;
     let mut rack = Rack::open(&root, &chosen, Cancel::default())?;
-    let arena_file = rack.arena_file(&part.daemon()).map(Path::to_owned);
+    let name = part.daemon();
+    let kept = rack.kept_memory(&name)?;
+    let is_kept = is_server && kept.is_none_or(|kept| kept.is_kept);
     if options.keep {
-        let lost = match &arena_file {
-            None => Some(
-                "ends with its process, because /dev/shm had no room for it when the rack was built"
-                    .to_owned(),
-            ),
-            Some(file) if !file.exists() => Some(format!("is lost: {} is gone", file.display())),
-            Some(_) => None,
+        let lost = match (kept.filter(|kept| !kept.is_kept), rack.arena_file(&name)?) {
+            (Some(kept), _) => Some(kept.to_string()),
+            (None, None) => Some("ends with the process".to_owned()),
+            (None, Some(file)) if !file.exists() => {
+                Some(format!("is lost: {} is gone", file.display()))
+            }
+            (None, Some(_)) => None,
         };
         if let Some(lost) = lost {
             let words = format!("the memory of {part} {lost}; restart it without --keep");
@@ -71,7 +71,6 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
     }
     rack.set_cancel(interrupt::watch().context("cannot watch for signals")?);
     rack.set_logging(log_filter(global), log_format(global))?;
-    let name = part.daemon();
     let was = rack.stop_daemon(&name, GRACE)?;
     let more: &[&str] = match (is_server && !options.keep, options.force) {
         (true, _) => &[FRESH],
@@ -89,9 +88,9 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
             Stopped::Killed => "it did not end at SIGTERM and was killed first",
             Stopped::Terminated => "it ended normally first",
         };
-        let dropped = match arena_file {
-            Some(_) if !options.keep => "; its memory begins empty, --keep would have kept it",
-            _ => "",
+        let dropped = match is_kept && !options.keep {
+            true => "; its memory begins empty, --keep would have kept it",
+            false => "",
         };
         output::text(&format!("{name} runs again{pid}; {was}{dropped}"))?;
     }
@@ -104,6 +103,7 @@ pub(super) fn kill(options: &Kill, global: Global) -> anyhow::Result<Exit> {
     let chosen = named.choose(&root)?;
     let mut rack = Rack::open(&root, &chosen, Cancel::default())?;
     let name = part.daemon();
+    let may_keep = rack.may_keep_memory(&name)?;
     let was = rack.kill_daemon(&name)?;
     if global.json {
         output::json(&json!({ "rack": chosen, "daemon": name, "was": was }))?;
@@ -111,7 +111,7 @@ pub(super) fn kill(options: &Kill, global: Global) -> anyhow::Result<Exit> {
         output::text(&match was {
             Stopped::AlreadyGone => format!("{name} was not running"),
             _ => {
-                let keep = if rack.arena_file(&name).is_some() { " --keep" } else { "" };
+                let keep = if may_keep { " --keep" } else { "" };
                 let restart = restart_of(&chosen, *part);
                 format!("{name} was killed; `{restart}{keep}` starts it again")
             }

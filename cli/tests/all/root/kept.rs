@@ -1,9 +1,9 @@
 //! Memory that outlives memory servers.
 
 use std::io::{Seek, SeekFrom, Write};
-use std::process::Command;
+use std::process::{Command, Output, Stdio};
 
-use bluebridge_testkit::{Scratch, require_root};
+use bluebridge_testkit::{Scratch, own, require_root};
 use serde_json::Value;
 
 use super::test_rack::TestRack;
@@ -32,6 +32,9 @@ fn a_server_that_was_killed_comes_back_with_its_memory() {
     assert!(code == Some(1) && said.contains("is in use by process"), "{code:?}: {said}");
     rack.text(&["rack", "kill", "s1"]);
     assert_eq!(files(&rack).iter().filter(|row| row["pid"].is_null()).count(), 1);
+    let unanswered = ["read", &pointer, "--length", "4", "--deadline", "500ms"];
+    let (code, said) = rack.failure(&[&unanswered[..], &on_rack].concat());
+    assert!(code == Some(4) && said.contains("`bluebridge rack status` shows"), "{code:?}: {said}");
     rack.text(&["rack", "restart", "s1", "--keep"]);
     assert_eq!(read(), "kept");
     // Also when it ends in order, as for an upgrade, and what is written then is kept too.
@@ -40,6 +43,8 @@ fn a_server_that_was_killed_comes_back_with_its_memory() {
     assert_eq!(read(), "anew");
     let (code, said) = rack.failure(&["rack", "restart", "controller", "--keep"]);
     assert!(code == Some(2) && said.contains("memory server"), "{code:?}: {said}");
+    let (code, said) = rack.failure(&["rack", "restart", "s9", "--keep"]);
+    assert!(code == Some(2) && said.contains("has no daemon memserver-s9"), "{code:?}: {said}");
     rack.text(&["rack", "restart", "s1"]);
     let gone = [&["read", &pointer, "--length", "4"], &on_rack[..]].concat();
     let (code, said) = rack.failure(&gone);
@@ -81,6 +86,10 @@ fn a_server_refuses_memory_that_is_not_its_own() {
     let (code, said) = rack.failure(&["rack", "restart", "s1", "--keep"]);
     assert_ne!(code, Some(0), "{said}");
     let log = rack.text(&["rack", "logs", "s1", "--rack", &rack.name]);
+    assert!(
+        log.contains("the arena's contents are those of s2") && log.contains("not of s1"),
+        "{log}"
+    );
     assert!(log.contains("start with an empty arena"), "{log}");
     assert!(log.contains(&path(first)) && log.contains("start with --fresh"), "{log}");
     rack.text(&["rack", "restart", "s1"]);
@@ -127,4 +136,196 @@ fn a_rack_whose_record_was_moved_takes_its_memory_down() {
     let down: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(down["stopped"]["arena_count"], 1, "{down}");
     assert_eq!(files(&rack), Vec::<Value>::new());
+}
+
+/// Files that are removed by hand leave their maps behind, and maps their files.
+#[test]
+fn maps_without_files_and_files_without_maps_are_shown_and_dropped() {
+    let rack = TestRack::up("cmd-kept-alone", &["--memory", "16M", "--servers", "2"]);
+    let found = files(&rack);
+    assert!(found.iter().all(|row| row["memory"] == "in_map"), "{found:?}");
+    let text = |row: &Value, name: &str| row[name].as_str().expect("text").to_owned();
+    let [(first, first_id), (second, second_id)] =
+        [0, 1].map(|at| (text(&found[at], "file"), text(&found[at], "id")));
+    let row_of = |id: &str| {
+        let listed = rack.json(&["arena", "list"]);
+        listed.as_array().expect("a list").iter().find(|row| row["id"] == id).cloned()
+    };
+    let (code, said) = rack.failure(&["arena", "drop", &first_id]);
+    assert!(code == Some(2) && said.contains("drop that file instead"), "{said}");
+    assert!(said.contains(&first), "{said}");
+    rack.text(&["rack", "kill", "s1"]);
+    rack.text(&["rack", "kill", "s2"]);
+    std::fs::remove_file(&first).expect("it is ours");
+    let alone = row_of(&first_id).expect("the map is there");
+    assert_eq!((&alone["memory"], &alone["pid"]), (&"in_map_alone".into(), &Value::Null));
+    assert!(alone["bytes"].as_u64().is_some_and(|bytes| bytes >= 16 << 20), "{alone}");
+    let shown = rack.text(&["arena", "list"]);
+    assert!(shown.contains("a map whose file is gone"), "{shown}");
+    let dropped = rack.text(&["arena", "drop", &first_id]);
+    assert!(dropped.contains(&first_id) && dropped.contains("are free"), "{dropped}");
+    assert_eq!(row_of(&first_id), None);
+    let pin = format!("/sys/fs/bpf/bluebridge-arenas/{second_id}");
+    std::fs::remove_file(pin).expect("it is there");
+    let gone = row_of(&second_id).expect("the file is there");
+    assert_eq!((&gone["memory"], &gone["file"]), (&"gone".into(), &second.clone().into()));
+    let (code, said) = rack.failure(&["rack", "restart", "s2", "--keep"]);
+    assert!(code == Some(1) && said.contains("is gone") && said.contains("--fresh"), "{said}");
+    rack.text(&["arena", "drop", &second]);
+}
+
+/// Runs a shell script in mount and process namespaces of its own, where /dev/shm has a size; what it starts ends with
+/// it. `$BB` is the program.
+fn in_small_memory(name: &'static str, size: &str, script: &str) -> Output {
+    require_root();
+    let scratch = Scratch::new(name);
+    let script = format!("mount -t tmpfs -o size={size} tmpfs /dev/shm\n{script}");
+    let mut command = Command::new("unshare");
+    command.args([
+        "--mount",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "sh",
+        "-ec",
+        &script,
+    ]);
+    command.env("BB", env!("CARGO_BIN_EXE_bluebridge")).env("RACK", own(name));
+    command.env("BLUEBRIDGE_STATE", scratch.path().join("state")).stdin(Stdio::null());
+    command.current_dir(scratch.path()).output().expect("it runs")
+}
+
+/// Builds a rack, runs a script, and takes the rack down; returns what it printed: JSON values.
+fn of_rack_in_small_memory(name: &'static str, up: &str, script: &str) -> Vec<Value> {
+    let script = format!(
+        "trap '\"$BB\" rack down --name $RACK >&2' EXIT\n\
+         \"$BB\" rack up --name $RACK --servers 2 --clients 1 --memory 16M --json {up}\n{script}"
+    );
+    let output = in_small_memory(name, "4m", &script);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let values = serde_json::Deserializer::from_slice(&output.stdout).into_iter();
+    values.collect::<Result<_, _>>().expect("JSON")
+}
+
+fn kept_of_servers(status: &Value) -> Vec<Value> {
+    let daemons = status["daemons"].as_array().expect("a list").iter();
+    let servers = daemons
+        .filter(|daemon| daemon["name"].as_str().is_some_and(|it| it.starts_with("memserver-")));
+    servers.map(|server| server["kept_memory"].clone()).collect()
+}
+
+/// Containers have 64 MiB there, or less.
+#[test]
+fn a_small_dev_shm_does_not_keep_memory_from_being_kept_in_maps() {
+    let printed = of_rack_in_small_memory(
+        "kept-small",
+        "",
+        "P=$(\"$BB\" alloc-write kept --on s1)\n\
+         \"$BB\" rack kill s1 >&2\n\
+         \"$BB\" rack restart s1 --keep >&2\n\
+         test \"$(\"$BB\" read $P --length 4)\" = kept\n\
+         \"$BB\" arena list --json\n\
+         \"$BB\" rack status --json\n",
+    );
+    let [up, list, status] = printed.as_slice() else { panic!("{printed:?}") };
+    for status in [up, status] {
+        let kept = serde_json::json!({ "is_kept": true, "reason": null });
+        assert_eq!(kept_of_servers(status), [kept.clone(), kept]);
+    }
+    let in_map = |row: &Value| row["memory"] == "in_map" && row["bytes"].as_u64() > Some(16 << 20);
+    assert!(
+        list.as_array().is_some_and(|rows| rows.len() == 2 && rows.iter().all(in_map)),
+        "{list}"
+    );
+}
+
+#[test]
+fn memory_that_cannot_be_kept_is_reported_with_the_reason() {
+    let printed = of_rack_in_small_memory(
+        "kept-no-room",
+        "--no-direct-reads",
+        "\"$BB\" rack status > text\n\
+         grep -q 'The memory of s1, s2 ends with the process: /dev/shm has no room for a file of' text\n\
+         \"$BB\" rack restart s1 --keep 2> text && exit 1\n\
+         grep -q 'the memory of s1 ends with the process: /dev/shm has no room .*; restart it without --keep' text\n\
+         \"$BB\" rack kill s1 > text\n\
+         grep -q 'rack restart s1 --rack [^ ]*` starts it again' text\n\
+         \"$BB\" rack restart s1 > text\n\
+         if grep -q 'keep' text; then exit 1; fi\n\
+         \"$BB\" rack logs s1 > text\n\
+         grep -q 'the memory ends with the process: /dev/shm has no room' text\n\
+         rm text\n\
+         \"$BB\" rack status --json\n",
+    );
+    let [up, status] = printed.as_slice() else { panic!("{printed:?}") };
+    for status in [up, status] {
+        for kept in kept_of_servers(status) {
+            assert_eq!(kept["is_kept"], false, "{kept}");
+            let reason = kept["reason"].as_str().expect("a reason");
+            assert!(
+                reason.starts_with("/dev/shm has no room") && reason.contains("--memory"),
+                "{reason}"
+            );
+        }
+    }
+}
+
+/// A server's messages before it joins; it cannot join here.
+#[test]
+fn a_server_says_why_its_memory_cannot_be_kept() {
+    let start = "ip link set lo up\n\
+                 serve() { \"$BB\" memserver --name s1 --interface lo --switch-port 1 --controller [::1]:1 \
+                 --memory 16M \"$@\" 2>&1 || true; }\n";
+    let mount = "mount -t bpf bpf /sys/fs/bpf\n";
+    let file = "--arena-file /dev/shm/arena";
+    for (setup, serve, words) in [
+        // A file that its user asked for is an error.
+        (
+            "",
+            format!("{file} --direct-reads off"),
+            "there is no room for them: no storage space; free some",
+        ),
+        (
+            "",
+            format!("{file} --direct-reads off --kept-memory auto"),
+            "the memory ends with the process: /dev/shm has no room",
+        ),
+        (
+            "head -c 8M /dev/zero > /dev/shm/full || true\n",
+            file.to_owned(),
+            "arena needs 4096 bytes, and there is no room",
+        ),
+        (
+            "mount -t bpf bpf /sys/fs/bpf\nmount -o remount,ro /sys/fs/bpf\n",
+            format!("{file} --direct-reads on"),
+            "make the BPF file system writable",
+        ),
+        (mount, format!("{file} -v"), "the memory outlives the process"),
+    ] {
+        let script = format!("{start}{setup}serve {serve}");
+        let script = format!("exec unshare --net sh -ec '{}'", script.replace('\'', ""));
+        let output = in_small_memory("kept-says", "4m", &script);
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains(words), "{serve}: {said}{}", String::from_utf8_lossy(&output.stderr));
+    }
+    // A BPF file system of a mount namespace that ends with the server.
+    for (direct, words) in [
+        ("auto", "ends with its mount namespace, and the memory with it"),
+        (
+            "on",
+            "outlives the process for a limited time: the BPF file system ends with this mount namespace",
+        ),
+    ] {
+        let script = format!("{start}serve {file} --direct-reads {direct}");
+        let script = format!("unshare --net --mount sh -ec '{script}'; true");
+        let output = in_small_memory("kept-namespace", "4m", &script);
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            said.contains(words),
+            "{direct}: {said}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
 }

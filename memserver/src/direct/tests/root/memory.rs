@@ -7,14 +7,14 @@ use std::{
 };
 
 use bluebridge_protocol::store::PageStore;
-use bluebridge_testkit::require_root;
+use bluebridge_testkit::{namespace::in_thread, require_root};
 use bluebridge_wire::{ArenaGeneration, address::PAGE_BYTES};
 
 use super::rig::{File, PAGES, SERVER, SHARDS, SPACE};
 use crate::{
     Arena, ArenaConfig, ArenaFile,
     direct::map::{self, Lent},
-    kept::{Holder, Listed},
+    kept::{self, Holder, Listed, Place},
     memory::Windows,
 };
 
@@ -80,6 +80,71 @@ fn a_map_outlives_its_process_and_is_dropped_with_its_file() {
     Listed::drop_file(&file.0).unwrap();
     assert!(!file.0.exists());
     assert_eq!(pins(&file.0), Vec::<PathBuf>::new());
+}
+
+/// Files of other names than those by default, and maps that no file describes.
+#[test]
+fn maps_are_listed_and_dropped_with_and_without_their_files() {
+    require_root();
+    let file = File::new("direct-listed");
+    let generation = ArenaGeneration::new(5).expect("small");
+    let holder = Holder { node: SERVER, generation, token: [7; 16] };
+    let open = || file.options().open(|_, _| ControlFlow::Continue(()));
+    let used = open().unwrap().assign(holder).unwrap();
+    let id = used.direct.as_ref().unwrap().id;
+    let pin = bluebridge_bpf::fs::arena_pin(&id);
+    let look = || {
+        let found = kept::list().unwrap().into_iter().find(|listed| listed.id == Some(id));
+        found.map(|listed| (listed.path, listed.place))
+    };
+    let path = fs::canonicalize(&file.0).unwrap();
+    assert_eq!(look(), Some((path.clone(), Place::InMap)));
+    let refused = Listed::drop_file(&pin).unwrap_err().to_string();
+    assert!(refused.contains("drop that file instead") && pin.exists(), "{refused}");
+    drop(used);
+    // A copy is not the file.
+    let copy = File::new("direct-listed-copy");
+    fs::copy(&file.0, &copy.0).unwrap();
+    assert_eq!(Listed::of(&copy.0).unwrap().place, Place::OfOriginal);
+    fs::rename(&copy.0, &file.0).unwrap();
+    assert_eq!(look(), Some((pin.clone(), Place::InMapAlone)));
+    let listed = Listed::of(&pin).unwrap();
+    assert!(listed.bytes >= PAGES * u64::from(SHARDS) * PAGE_BYTES as u64, "{listed:?}");
+    let name = format!("{:032x}", u128::from_be_bytes(id));
+    assert_eq!(kept::place_named(Path::new(&name)), pin);
+    Listed::drop_file(&pin).unwrap();
+    assert!(!pin.exists());
+    assert_eq!(look(), None);
+    assert!(Listed::drop_file(&pin).is_err(), "it is gone");
+    // And a file whose map is gone.
+    fs::remove_file(&file.0).unwrap();
+    drop(open().unwrap().assign(holder).unwrap());
+    pins(&file.0).iter().for_each(|pin| fs::remove_file(pin).unwrap());
+    let listed = Listed::of(&file.0).unwrap();
+    assert_eq!((listed.place, listed.bytes), (Place::Gone, PAGE_BYTES as u64));
+    Listed::drop_file(&file.0).unwrap();
+    assert!(!file.0.exists());
+}
+
+/// In a container root may lack them; then an error of the kernel alone would not say which.
+#[test]
+fn capabilities_that_are_missing_are_named() {
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+    require_root();
+    in_thread(|| {
+        // `SYS_ADMIN` includes the others.
+        let lost = CapabilitySet::BPF | CapabilitySet::PERFMON | CapabilitySet::SYS_ADMIN;
+        let mut sets = capabilities(None).expect("the kernel says");
+        let before = sets.effective;
+        sets.effective -= lost;
+        set_capabilities(None, sets).expect("less is permitted");
+        let refused = crate::direct::probe("lo").expect_err("it is not permitted");
+        sets.effective = before - CapabilitySet::SYS_ADMIN - CapabilitySet::NET_ADMIN;
+        set_capabilities(None, sets).expect("they are permitted");
+        let refused_network = crate::direct::probe("lo").expect_err("it is not permitted");
+        assert!(refused.to_string().contains("lacks CAP_BPF, CAP_PERFMON;"), "{refused}");
+        assert!(refused_network.to_string().contains("lacks CAP_NET_ADMIN;"), "{refused_network}");
+    });
 }
 
 #[test]
