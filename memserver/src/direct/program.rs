@@ -168,10 +168,12 @@ fn missing_capabilities() -> Vec<&'static str> {
 pub fn check_namespace() -> Result<(), NoDirectReads> {
     let made = bpf_fs::make_arenas();
     made.map_err(|error| NoDirectReads::Map(io::Error::new(error.source.kind(), error)))?;
-    let ends = bpf_fs::ends_with_namespace();
-    // Others may use it already.
+    if !bpf_fs::ends_with_namespace() {
+        // Another server may be about to use it, too: it stays mounted.
+        return Ok(());
+    }
     let _ = bpf_fs::tidy();
-    if ends { Err(NoDirectReads::Namespace) } else { Ok(()) }
+    Err(NoDirectReads::Namespace)
 }
 
 impl DirectReads {
