@@ -177,7 +177,7 @@ impl Row {
         let contents = match (is_arena, memory, of_node) {
             (false, ..) => "not an arena".to_owned(),
             (true, Memory::Gone, _) => "nothing, its map is gone".to_owned(),
-            (true, Memory::InMapAlone, _) => "a map whose file is gone".to_owned(),
+            (true, Memory::InMapAlone, _) => "a map whose file is gone or was moved".to_owned(),
             (true, Memory::OfOriginal, _) => "nothing, it is a copy".to_owned(),
             (true, _, None) => "nothing".to_owned(),
             (true, _, Some((node, generation))) => format!("node {node}, generation {generation}"),
