@@ -2,6 +2,7 @@
 
 mod book;
 mod generations;
+mod handover;
 mod hostile_misuse;
 mod hostile_owner;
 mod lease_simulation;

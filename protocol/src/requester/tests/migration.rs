@@ -8,7 +8,9 @@ use bluebridge_wire::{
 };
 
 use super::super::{Counters, Failure, Lease, Migration, Operation, Output, Server};
-use super::bench::{Bench, CLIENT, HOME, OTHER, Reply, SERVER, SESSION, Sent, pointer};
+use super::bench::{
+    Bench, CLIENT, HOME, OTHER, PIECE, Reply, SERVER, SERVER_INCARNATION, SESSION, Sent, pointer,
+};
 
 /// The giver is not the home.
 const GIVER: Server = Server { node: OTHER, shard: 0 };
@@ -125,6 +127,27 @@ pub(super) fn a_giver_is_asked_again_until_it_answers() -> Counters {
     assert_eq!((again.command, again.header.session), (Command::Keep, SESSION + 9));
     bench.reply(&kept(&again, 2, 2));
     assert!(matches!(bench.completed().result, Ok(Output::Kept { is_all: true, .. })));
+    // Also by the giver's next process, which has the marks; and a TAKE that was lost with its lease.
+    take(&mut bench, false);
+    keep(&mut bench, 0);
+    let sent = bench.sent();
+    let next = SERVER_INCARNATION + 1;
+    bench.reply(&Reply::to(&sent[0], Status::NoSession).with(|header| header.incarnation = next));
+    let open = bench.sent_one();
+    bench.reply(&Reply::to(&open, Status::Ok).with(|header| {
+        (header.incarnation, header.session) = (next, SESSION + 10);
+        (header.length, header.detail) = (u32::from(PIECE), 3);
+        header.flags = header.flags.with(Flags::AT_ENDPOINT);
+    }));
+    let again = bench.sent();
+    assert_eq!(
+        again.iter().map(|sent| sent.command).collect::<Vec<_>>(),
+        [Command::Take, Command::Keep]
+    );
+    for reply in [taken(&again[0]), kept(&again[1], 2, 2)] {
+        bench.reply(&reply.with(|header| header.incarnation = next));
+        assert!(bench.completed().result.is_ok());
+    }
     bench.end()
 }
 

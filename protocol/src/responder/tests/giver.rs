@@ -1,5 +1,7 @@
 //! The giver of a migration (`docs/migration.md`): TAKE, KEEP, and the controller's orders.
 
+use std::collections::BTreeMap;
+
 use bluebridge_wire::{
     Fence, LeaseEnd,
     address::{LINE_BYTES, LINE_PAGES},
@@ -454,7 +456,7 @@ pub(super) fn a_kept_line_brings_all_fences_in_parts() {
     // Between the TAKE and the KEEP.
     Client::open(&mut world, NodeId(101), 4);
     let mut known = 0;
-    let mut fences = std::collections::BTreeMap::new();
+    let mut fences = BTreeMap::new();
     let mut replies = 0;
     loop {
         let keep = taker.keep_request(first, epoch).with(|header| header.detail = known);
@@ -482,6 +484,44 @@ pub(super) fn a_kept_line_brings_all_fences_in_parts() {
     // A number that it was never told is none.
     let keep = taker.keep_request(first, epoch).with(|header| header.detail = known + 100);
     assert_eq!(Fence::parse_all(&world.one(&keep).data).count(), FENCES_MAX);
+}
+
+#[test]
+pub(super) fn outdated_fences_are_removed_and_none_is_missed() {
+    let (mut world, [first, ..], mut taker) = given();
+    taker.move_line(&mut world, first);
+    // Reads on from a number to the end; returns the number of the replies.
+    let mut read_on = |world: &mut World, known: &mut u32, fences: &mut BTreeMap<u16, u32>| {
+        for replies in 1.. {
+            let keep = taker.keep_request(first, 0).with(|header| header.detail = *known);
+            let reply = world.one(&keep);
+            for Fence { node, incarnation } in Fence::parse_all(&reply.data) {
+                let highest = fences.entry(node.0).or_default();
+                *highest = incarnation.max(*highest);
+            }
+            *known = reply.header.detail;
+            if u64::from(*known) == reply.header.page_version {
+                return replies;
+            }
+        }
+        0
+    };
+    let (mut known, mut fences) = (0, BTreeMap::new());
+    for incarnation in 1..=400 {
+        Client::open(&mut world, NodeId(101), incarnation);
+        Client::open(&mut world, NodeId(102 + incarnation as u16 / 200), incarnation);
+        if incarnation % 70 == 0 {
+            read_on(&mut world, &mut known, &mut fences);
+        }
+    }
+    read_on(&mut world, &mut known, &mut fences);
+    let expected = [(CLIENT.0, 1), (TAKER.0, TAKER_INCARNATION), (101, 400)];
+    let expected = expected.into_iter().chain([(102, 199), (103, 399), (104, 400)]).collect();
+    assert_eq!(fences, expected, "read in parts, between others");
+    let mut fences = BTreeMap::new();
+    let replies = read_on(&mut world, &mut 0, &mut fences);
+    assert_eq!(fences, expected, "read at once");
+    assert!(replies <= 4, "{replies} replies for 800 fences of 6 nodes");
 }
 
 #[test]
