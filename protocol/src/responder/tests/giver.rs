@@ -183,8 +183,12 @@ pub(super) fn keep_needs_the_lease_of_every_page() {
     Client::open(&mut world, OTHER, 1).lease(&mut world, last, 64);
     let missing = taker.keep(&mut world, first, epoch);
     assert_eq!(lost(&missing), (Status::LeaseLost, Some(LeaseEnd::LeasedAgain)));
-    let epoch = taker.take(&mut world, second);
-    world.pass(millis(1000));
+    let take = taker.request(Command::Take, second);
+    let epoch = world.one(&take).header.lease_epoch;
+    world.pass(millis(999));
+    assert_eq!(world.one(&take).header.lease_epoch, epoch, "as long as it holds");
+    world.pass(millis(1));
+    assert_eq!(lost(&world.one(&take)), (Status::LeaseLost, Some(LeaseEnd::Expired)));
     let late = taker.keep(&mut world, second, epoch);
     assert_eq!(lost(&late), (Status::LeaseLost, Some(LeaseEnd::Expired)));
     assert_eq!(world.look(second).0, Status::Ok);
