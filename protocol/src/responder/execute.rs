@@ -342,12 +342,9 @@ impl Responder {
         memory(request)?.is_page_aligned().then_some(()).ok_or(Status::Unaligned)?;
         let local = self.resolve(request)?;
         let (access, length) = (access(request, local, 1), request.header().length);
-        if !self.givings.is_empty() {
-            let pages = store.allocation(access, length)?;
-            if self.givings.marked_in(pages).is_some() {
-                // The rest of the allocation is another server's.
-                return Err(Status::NoAuthority.into());
-            }
+        if self.has_given_any() && self.has_given(&store.allocation(access, length)?) {
+            // A part of the allocation is another server's.
+            return Err(Status::NoAuthority.into());
         }
         if !self.leases.is_idle() {
             let pages = store.allocation(access, length)?;

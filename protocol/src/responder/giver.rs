@@ -118,6 +118,16 @@ impl Responder {
         Ok(())
     }
 
+    /// Whether any pages are another server's.
+    pub(super) const fn has_given_any(&self) -> bool {
+        self.ranges.has_moved() || !self.givings.is_empty()
+    }
+
+    /// Whether any of these pages are.
+    pub(super) fn has_given(&self, pages: &Range<u64>) -> bool {
+        self.ranges.has_moved_in(pages) || self.givings.marked_in(pages.clone()).is_some()
+    }
+
     /// A TAKE without a recorded reply.
     pub(super) fn take<S: PageStore + ?Sized>(&mut self, execution: &Execution<'_>, store: &S) {
         let request = execution.request;

@@ -15,7 +15,7 @@ impl Responder {
     /// Whether a page of the store is of this server's own range, and served here.
     #[must_use]
     pub fn is_own_page(&self, page: u64) -> bool {
-        self.ranges.moved_to(page).is_none() && !self.ranges.is_adopted(page)
+        !self.has_given(&(page..page + 1)) && !self.ranges.is_adopted(page)
     }
 
     /// Whether any of the pages is leased.
@@ -69,6 +69,9 @@ impl Responder {
             return Err(Status::Moved);
         }
         let pages = store.allocation(access, 0)?;
+        if self.has_given(&pages) {
+            return Err(Status::Moved);
+        }
         if self.leases.holder_in(now, pages.clone()).is_some() || self.is_provisional(pages.start) {
             return Err(Status::Busy);
         }

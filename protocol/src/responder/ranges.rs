@@ -98,7 +98,8 @@ impl Ranges {
 
     /// Whether an own page of a range moved away.
     pub(super) fn has_moved_in(&self, pages: &Range<u64>) -> bool {
-        self.moved.iter().any(|(moved, _)| moved.start < pages.end && pages.start < moved.end)
+        let index = self.moved.partition_point(|(moved, _)| moved.end <= pages.start);
+        self.moved.get(index).is_some_and(|(moved, _)| moved.start < pages.end)
     }
 
     pub(super) fn add_adopted(&mut self, adopted: Adopted) -> Result<(), RangeError> {
