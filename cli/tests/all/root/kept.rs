@@ -260,7 +260,6 @@ fn memory_that_cannot_be_kept_is_reported_with_the_reason() {
          if grep -q 'keep' text; then exit 1; fi\n\
          \"$BB\" rack logs s1 > text\n\
          grep -q 'the memory ends with the process: /dev/shm has no room' text\n\
-         rm text\n\
          \"$BB\" rack status --json\n",
     );
     let [up, status] = printed.as_slice() else { panic!("{printed:?}") };
@@ -297,7 +296,7 @@ fn a_server_says_why_its_memory_cannot_be_kept() {
             "the memory ends with the process: /dev/shm has no room",
         ),
         (
-            "head -c 8M /dev/zero > /dev/shm/full || true\n",
+            "seq 1 2000000 > /dev/shm/full || true\n",
             file.to_owned(),
             "arena needs 4096 bytes, and there is no room",
         ),
