@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use bluebridge::{Error, Placement, Region, Status};
 use bluebridge_northbound::proto::DirectReads;
+use bluebridge_protocol::requester::Event;
 use bluebridge_rack::spec::DataPlane;
 use bluebridge_testkit::until;
 use bluebridge_tests::rack::daemon::freeze;
@@ -26,14 +27,16 @@ fn report(rack: &TestRack) -> DirectReads {
     nodes.into_iter().find_map(|node| node.direct_reads).unwrap_or_default()
 }
 
-/// Clock ticks that a process spent, in user space and in all.
-fn ticks(pid: u32) -> (u64, u64) {
-    let line = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
-    let (_, rest) = line.rsplit_once(") ").expect("a state");
-    // proc_pid_stat(5): the state is field 3, the times are 14 and 15.
-    let mut times = rest.split(' ').skip(11).map(|word| word.parse::<u64>().expect("a number"));
-    let (user, system) = (times.next().expect("utime"), times.next().expect("stime"));
-    (user, user + system)
+/// The time that the threads of a process ran, to the nanosecond: clock ticks are counted for whoever runs when one
+/// passes, and a thread that wakes up by a timer often does.
+fn processor_time(pid: u32) -> Duration {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
+    let times = tasks.flatten().filter_map(|task| {
+        // sched-stats (Documentation/scheduler): the first of three numbers. A thread may have ended meanwhile.
+        let line = fs::read_to_string(task.path().join("schedstat")).ok()?;
+        line.split(' ').next()?.parse::<u64>().ok()
+    });
+    Duration::from_nanos(times.sum())
 }
 
 fn create(client: &mut UdpClient, endpoint: &Endpoint, pages: u64) -> Region {
@@ -81,21 +84,22 @@ fn reads_cost_the_server_nothing(name: &str, switch: DataPlane) {
     // It spins for a while after the last request that reached it.
     std::thread::sleep(Duration::from_millis(50));
     let pid = rack.process(SERVER).pid;
-    let (before, began) = (ticks(pid), Instant::now());
+    let (before, began) = (processor_time(pid), Instant::now());
     read_all(&mut client, region, 1, READS);
     read_lines(&mut client, region, 1000);
-    let (after, took) = (ticks(pid), began.elapsed());
-    let (user, all) = (after.0 - before.0, after.1 - before.1);
-    println!("{READS} READs in {took:?}: {user} ticks of the server in user space, {all} in all");
-    // It wakes up 50 times a second to look for orders. Its process would take 20 ticks or more to answer them.
-    let idle = 4 + took.as_secs() * 2;
-    assert!(all <= idle, "{all} ticks in {took:?}");
+    let (spent, took) = (processor_time(pid) - before, began.elapsed());
+    println!("{READS} READs in {took:?}: {spent:?} of the server");
+    // It wakes up 50 times a second to look for orders. Its process would take 200 ms or more to answer them.
+    let idle = Duration::from_millis(40) + took / 50;
+    assert!(spent <= idle, "{spent:?} in {took:?}");
     // Two lines and more, each read with one READ.
     until("the server reports them", || report(&rack).answered_count >= READS + 2000);
     let DirectReads { refusal, passed_count, .. } = report(&rack);
     assert_eq!(refusal, "");
-    println!("{passed_count} READs were passed on");
-    assert!(passed_count < 100, "{passed_count} READs were passed on");
+    // The server answers what is sent again because the host was slow.
+    let again = client.counters().of(Event::Retransmit);
+    println!("{passed_count} READs were passed on, {again} were sent again");
+    assert!(passed_count < 100 + again, "{passed_count} READs were passed on, {again} sent again");
 }
 
 #[test]
