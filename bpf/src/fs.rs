@@ -9,7 +9,7 @@ use std::{
 };
 
 use rustix::{
-    fs::statfs,
+    fs::{Mode, OFlags, open, statfs},
     io::Errno,
     mount::{MountFlags, UnmountFlags, mount, unmount},
     process::geteuid,
@@ -158,13 +158,39 @@ pub const ARENA_ID_AT: usize = 56;
 /// Where in an arena's file the file's own inode number is, 8 bytes in the machine's order. A copy has another one.
 pub const ARENA_INODE_AT: usize = ARENA_ID_AT + 16;
 
-/// The id of the arena of a file; `None` if the file is none of an arena, or a copy of one.
+/// Opens a regular file of this user for reading; `None` if there is none of this name. Every user can put symbolic
+/// links and FIFOs into the directory of the arenas.
+///
+/// # Errors
+/// The system's error.
+pub fn open_own(file: &Path) -> io::Result<Option<fs::File>> {
+    let is_own = |found: &fs::Metadata| found.is_file() && found.uid() == geteuid().as_raw();
+    // Before it is opened: that alone has an effect on some devices.
+    match fs::symlink_metadata(file) {
+        Ok(found) if is_own(&found) => {}
+        Ok(_) => return Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    match open(file, flags, Mode::empty()) {
+        Ok(file) => {
+            let file = fs::File::from(file);
+            Ok(is_own(&file.metadata()?).then_some(file))
+        }
+        Err(Errno::LOOP | Errno::NOENT) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The id of the arena of a file; `None` if the file is none of an arena, a copy of one, or not a regular file of this
+/// user.
 ///
 /// # Errors
 /// The system's error if it cannot be read.
 pub fn arena_id(file: &Path) -> io::Result<Option<[u8; 16]>> {
     let mut start = [0; ARENA_INODE_AT + 8];
-    let mut file = fs::File::open(file)?;
+    let Some(mut file) = open_own(file)? else { return Ok(None) };
     match file.read_exact(&mut start) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use crate::daemon::arena_of;
 use crate::spec::Node;
 use crate::state::RackState;
-use bluebridge_bpf::fs::{arena_id, remove_arena_pin};
+use bluebridge_bpf::fs::{arena_id, open_own, remove_arena_pin};
 
 /// A file system in memory that every Linux has. The one in which racks are recorded is too small.
 const DIRECTORY: &str = "/dev/shm";
@@ -34,7 +34,7 @@ pub(crate) fn file(directory: &Path, server: Node) -> PathBuf {
 
 /// Removes the files of a rack whose servers do not run, and returns their number: those that its record names,
 /// wherever the record is now, and those that were named after this directory, which also a rack without a record
-/// has.
+/// has. What another user has put there under such a name, and what is no regular file, is left alone.
 ///
 /// # Errors
 /// The system's error for the first that cannot be removed; the others are.
@@ -54,6 +54,14 @@ pub(crate) fn remove(directory: &Path, state: Option<&RackState>) -> io::Result<
     }
     let (mut removed, mut result) = (0, Ok(()));
     for file in files {
+        match open_own(&file) {
+            Ok(Some(_)) => {}
+            Ok(None) => continue,
+            Err(error) => {
+                result = result.and(Err(error));
+                continue;
+            }
+        }
         // The memory of servers whose READs the kernel answers is in a map with this id.
         if let Ok(Some(id)) = arena_id(&file)
             && let Err(error) = remove_arena_pin(&id)
@@ -118,5 +126,36 @@ mod tests {
         assert_eq!(removed, 2);
         assert_eq!(left, [false, false, true, true]);
         assert_eq!(remove(&moved, None).expect("there are none"), 0);
+    }
+
+    /// Every user may make them in that directory.
+    #[test]
+    fn links_and_pipes_with_the_name_of_a_file_are_left_alone() {
+        let process = std::process::id();
+        let directory = PathBuf::from(format!("/nonexistent/{process}/foreign"));
+        let [link, pipe, own] =
+            ["s1", "s2", "s3"].map(|name| Path::new(DIRECTORY).join(prefix(&directory) + name));
+        let target = Path::new(DIRECTORY).join(format!("of-other-rack-{process}"));
+        for file in [&target, &own] {
+            fs::write(file, b"").expect("there is room");
+        }
+        std::os::unix::fs::symlink(&target, &link).expect("there is room");
+        let fifo = rustix::fs::FileType::Fifo;
+        let mode = rustix::fs::Mode::from_raw_mode(0o666);
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, fifo, mode, 0).expect("there is room");
+        // Opened for reading, a pipe without a writer waits for ever.
+        let (done, waits) = std::sync::mpsc::channel();
+        let looked = directory.clone();
+        std::thread::spawn(move || done.send(remove(&looked, None)));
+        let removed = waits.recv_timeout(std::time::Duration::from_secs(10));
+        let of_target = open_own(&link);
+        let all = [&link, &pipe, &target, &own];
+        let left = all.map(|file| file.symlink_metadata().is_ok());
+        for file in all {
+            let _ = fs::remove_file(file);
+        }
+        assert_eq!(removed.expect("it does not wait").expect("own is ours"), 1);
+        assert!(of_target.expect("it may be looked at").is_none(), "a link is not followed");
+        assert_eq!(left, [true, true, true, false]);
     }
 }
