@@ -262,14 +262,22 @@ pub fn arena_pins() -> io::Result<Vec<PathBuf>> {
 pub fn remove_arena_pin(id: &[u8; 16]) -> Result<(), FsError> {
     // A server that was killed while it loaded its program has left the second one.
     for pin in [lent_arena_pin(id), arena_pin(id)] {
-        match fs::remove_file(&pin) {
-            // The file system may be in use again already.
-            Ok(()) => drop(tidy()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            // Without root one cannot even see whether it is there, and cannot have made it.
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
-            Err(error) => return Err(failed(&format!("remove {}", pin.display()), error)),
-        }
+        remove_pin(&pin)?;
+    }
+    Ok(())
+}
+
+fn remove_pin(pin: &Path) -> Result<(), FsError> {
+    // A file system that is read-only says so before it says that there is no such name.
+    let is_there = pin.symlink_metadata().is_ok();
+    match fs::remove_file(pin) {
+        // The file system may be in use again already.
+        Ok(()) => drop(tidy()),
+        Err(_) if !is_there => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        // Without root one cannot even see whether it is there, and cannot have made it.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+        Err(error) => return Err(failed(&format!("remove {}", pin.display()), error)),
     }
     Ok(())
 }
