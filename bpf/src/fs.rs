@@ -120,10 +120,30 @@ pub fn is_mounted() -> Result<bool, FsError> {
 /// and not in that of its first ancestor, as far as it may look at that one.
 #[must_use]
 pub fn ends_with_namespace() -> bool {
-    let device = |root: &str| fs::metadata(format!("{root}{ROOT}")).map(|found| found.dev()).ok();
+    let first = device_of_first_ancestor();
+    first.is_some() && first != device("")
+}
+
+/// Whether pins may be where this process does not see them: the file system of its first visible ancestor is another
+/// one, as under `ip netns exec`, or none is mounted here and no ancestor shows that this is right. What this project has
+/// unmounted because nothing was pinned is hidden from no process.
+#[must_use]
+pub fn may_hide_pins() -> bool {
+    match device_of_first_ancestor() {
+        Some(first) => Some(first) != device(""),
+        None => !is_mounted().unwrap_or(false),
+    }
+}
+
+/// The device at the file system's place, below a root directory.
+fn device(root: &str) -> Option<u64> {
+    fs::metadata(format!("{root}{ROOT}")).map(|found| found.dev()).ok()
+}
+
+/// The same of the first ancestor that this process may look at.
+fn device_of_first_ancestor() -> Option<u64> {
     let roots = ancestors().into_iter().map(|process| format!("/proc/{process}/root"));
-    let first = roots.rev().find_map(|root| device(&root));
-    first.is_some_and(|first| Some(first) != device(""))
+    roots.rev().find_map(|root| device(&root))
 }
 
 /// The most ancestors that are followed.

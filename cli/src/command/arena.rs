@@ -77,6 +77,7 @@ enum Memory {
     InFile,
     InMap,
     InMapAlone,
+    NotVisible,
     OfOriginal,
 }
 
@@ -87,6 +88,7 @@ impl From<Place> for Memory {
             Place::InFile => Self::InFile,
             Place::InMap => Self::InMap,
             Place::InMapAlone => Self::InMapAlone,
+            Place::NotVisible => Self::NotVisible,
             Place::OfOriginal => Self::OfOriginal,
         }
     }
@@ -178,6 +180,7 @@ impl Row {
             (false, ..) => "not an arena".to_owned(),
             (true, Memory::Gone, _) => "nothing, its map is gone".to_owned(),
             (true, Memory::InMapAlone, _) => "a map whose file is gone or was moved".to_owned(),
+            (true, Memory::NotVisible, _) => "a map that is not visible here".to_owned(),
             (true, Memory::OfOriginal, _) => "nothing, it is a copy".to_owned(),
             (true, _, None) => "nothing".to_owned(),
             (true, _, Some((node, generation))) => format!("node {node}, generation {generation}"),

@@ -292,8 +292,9 @@ fn probe_direct_reads(options: &MemoryServer) -> Result<(), NoDirectReads> {
 }
 
 fn is_in_map(path: &Path) -> bool {
-    Listed::of(path)
-        .is_ok_and(|listed| matches!(listed.place, Place::InMap | Place::Gone | Place::OfOriginal))
+    Listed::of(path).is_ok_and(|listed| {
+        matches!(listed.place, Place::InMap | Place::Gone | Place::NotVisible | Place::OfOriginal)
+    })
 }
 
 fn probe_new_arena(options: &MemoryServer) -> Result<(), NoDirectReads> {

@@ -94,10 +94,26 @@ pub(crate) fn pinned(pin: &Path) -> io::Result<Option<PinnedMap>> {
     Ok(Some(PinnedMap { id, bytes, file: noted_file(&first) }))
 }
 
-/// Whether the map of an arena is not there any more, as far as this user may see that.
-pub(crate) fn is_gone(id: &[u8; 16]) -> bool {
+/// Where the map of an arena is, as far as this user may see that.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Pinned {
+    /// It is pinned.
+    Here,
+    /// It is not there any more.
+    Gone,
+    /// It may be in a BPF file system that this process does not see.
+    NotVisible,
+}
+
+pub(crate) fn find(id: &[u8; 16]) -> Pinned {
     let found = bpf_fs::arena_pin(id).symlink_metadata();
-    found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    if !found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+        Pinned::Here
+    } else if bpf_fs::may_hide_pins() {
+        Pinned::NotVisible
+    } else {
+        Pinned::Gone
+    }
 }
 
 /// What helps against an error of [`create`].

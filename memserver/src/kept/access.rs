@@ -121,10 +121,25 @@ pub(super) fn is_copy(header: &Header, stat: &rustix::fs::Stat) -> bool {
     header.backing == IN_MAP && header.inode != stat.st_ino
 }
 
-/// Bytes of the map of an arena, without its tables; 0 if it is in its file, or another file's, or gone.
+/// Refuses contents in a map that this process does not see, and that only another one can use or free.
+pub(super) fn check_visible(
+    path: &Path,
+    header: &Header,
+    stat: &rustix::fs::Stat,
+) -> Result<(), ArenaFileError> {
+    let is_hidden = header.backing == IN_MAP
+        && contents_of(header).is_some()
+        && !is_copy(header, stat)
+        && map::find(&header.id) == map::Pinned::NotVisible;
+    if is_hidden { Err(ArenaFileError::NotVisible { path: path.to_owned() }) } else { Ok(()) }
+}
+
+/// Bytes of the map of an arena, without its tables; 0 if it is in its file, or another file's, or not seen.
 pub(super) fn map_bytes(header: &Header, stat: &rustix::fs::Stat) -> u64 {
     let bytes = header.shard_bytes.saturating_mul(header.shard_count.into());
-    let has_map = header.backing == IN_MAP && !is_copy(header, stat) && !map::is_gone(&header.id);
+    let has_map = header.backing == IN_MAP
+        && !is_copy(header, stat)
+        && map::find(&header.id) == map::Pinned::Here;
     if has_map { bytes } else { 0 }
 }
 

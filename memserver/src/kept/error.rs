@@ -99,6 +99,16 @@ pub enum ArenaFileError {
         #[source]
         error: io::Error,
     },
+    /// Its memory is in a map that this process does not see.
+    #[error(
+        "{} has its memory in a BPF map that is not visible here: /sys/fs/bpf is not the BPF file system of the \
+         processes that started this one; start it where that is mounted, for example with \
+         `nsenter --net=FILE` instead of `ip netns exec`", path.display()
+    )]
+    NotVisible {
+        /// The file.
+        path: PathBuf,
+    },
     /// It is on a disk.
     #[error(
         "{} is not on a file system in memory (tmpfs), so every change would be written to a disk; \

@@ -20,7 +20,8 @@ use rustix::{
 use super::{
     ArenaFileError, ShardMemory,
     access::{
-        arena_header, contents_of, is_copy, map_bytes, occupied, shape, take_file, write_header,
+        arena_header, check_visible, contents_of, is_copy, map_bytes, occupied, shape, take_file,
+        write_header,
     },
     layout::{
         Cut, Header, IN_FILE, IN_MAP, Layout, MAGIC, Mapped, SPACES_MAX, STATE_EMPTY, STATE_FULL,
@@ -126,6 +127,10 @@ impl ArenaFile {
             error => error,
         })?;
         let earlier = arena_header(&self.path, &file)?;
+        if let Some(header) = &earlier {
+            let stat = fstat(&file).map_err(|error| self.failed("examine", error.into()))?;
+            check_visible(&self.path, header, &stat)?;
+        }
         let mut held = self.held(&file, &layout)?;
         if held.is_some_and(|header| self.is_to_be_remade(&header)) {
             held = None;

@@ -14,12 +14,13 @@ use rustix::{
 use super::{
     ArenaFileError, Holder,
     access::{
-        arena_header, contents_of, is_copy, map_bytes, occupied, open_file, read_header, take_file,
+        arena_header, check_visible, contents_of, is_copy, map_bytes, occupied, open_file,
+        read_header, take_file,
     },
     file::{DIRECTORY, PREFIX},
     layout::IN_MAP,
 };
-use crate::direct::map::{self, PinnedMap};
+use crate::direct::map::{self, Pinned, PinnedMap};
 
 /// Where the memory of an arena is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -32,6 +33,8 @@ pub enum Place {
     InMap,
     /// In a BPF map that no file describes, so no server can use it.
     InMapAlone,
+    /// In a BPF map that this process does not see, or nowhere.
+    NotVisible,
     /// In the BPF map of the file of which this is a copy.
     OfOriginal,
 }
@@ -130,8 +133,11 @@ impl Listed {
         let place = match &in_map {
             None => Place::InFile,
             Some(header) if is_copy(header, &stat) => Place::OfOriginal,
-            Some(header) if map::is_gone(&header.id) => Place::Gone,
-            Some(_) => Place::InMap,
+            Some(header) => match map::find(&header.id) {
+                Pinned::Gone => Place::Gone,
+                Pinned::Here => Place::InMap,
+                Pinned::NotVisible => Place::NotVisible,
+            },
         };
         Ok(Self {
             path: path.to_owned(),
@@ -166,6 +172,7 @@ impl Listed {
         let stat = fstat(&file).map_err(|error| failed("examine", error.into()))?;
         let header = arena_header(path, &file)?;
         if let Some(header) = header.filter(|header| !is_copy(header, &stat)) {
+            check_visible(path, &header, &stat)?;
             map::remove(&header.id).map_err(|error| failed("remove the memory of", error))?;
         }
         rustix::fs::unlink(path).map_err(|error| failed("remove", error.into()))
