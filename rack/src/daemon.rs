@@ -297,6 +297,18 @@ impl Rack {
         Ok(daemon.and_then(|daemon| daemon.kept_memory.as_ref()))
     }
 
+    /// Records that the memory of a server was found to be lost, until the next process reports what it has.
+    ///
+    /// # Errors
+    /// [`RackError::NoDaemon`], or the record cannot be written.
+    pub fn note_lost_memory(&mut self, name: &str, lost: KeptMemory) -> Result<(), RackError> {
+        let at = self.find_daemon(name)?;
+        if let Some(daemon) = self.state.daemons.get_mut(at) {
+            daemon.kept_memory = Some(lost);
+        }
+        self.save()
+    }
+
     /// Whether the next process of a memory server may go on with its memory.
     ///
     /// # Errors
@@ -393,7 +405,8 @@ impl Rack {
         };
         record.process = None;
         record.ready = false;
-        record.kept_memory = None;
+        // What is lost stays lost until the next process reports what it has.
+        record.kept_memory.take_if(|kept| kept.is_kept);
         let daemon = record.clone();
         let name = daemon.name.clone();
         self.save()?;

@@ -1,8 +1,14 @@
 //! `bluebridge rack restart|kill`: one daemon of a rack.
 
+use std::io::ErrorKind;
+use std::path::Path;
+
 use anyhow::Context;
+use bluebridge_memserver::ArenaFileError;
+use bluebridge_memserver::kept::{Listed, Place};
 use bluebridge_rack::daemon::{FRESH, Part, READY_DEADLINE};
 use bluebridge_rack::process::Stopped;
+use bluebridge_rack::readiness::KeptMemory;
 use bluebridge_rack::spec::RackName;
 use bluebridge_rack::state::StateRoot;
 use bluebridge_rack::{Cancel, GRACE, Rack};
@@ -53,16 +59,30 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
     let chosen = named.choose(&root)?;
     let mut rack = Rack::open(&root, &chosen, Cancel::default())?;
     let name = part.daemon();
-    let kept = rack.kept_memory(&name)?;
-    let is_kept = is_server && kept.is_none_or(|kept| kept.is_kept);
+    let reported = rack.kept_memory(&name)?.filter(|kept| !kept.is_kept).cloned();
+    // A server that runs is not stopped before the next one is known to find its memory.
+    let found = match (&reported, rack.arena_file(&name)?) {
+        (None, Some(file)) => find_memory(file),
+        _ => Ok(()),
+    };
+    let has_file = rack.arena_file(&name)?.is_some();
+    let is_kept = is_server && has_file && reported.is_none() && found.is_ok();
     if options.keep {
-        let lost = match (kept.filter(|kept| !kept.is_kept), rack.arena_file(&name)?) {
+        let lost = match (reported, found) {
             (Some(kept), _) => Some(kept.to_string()),
-            (None, None) => Some("ends with the process".to_owned()),
-            (None, Some(file)) if !file.exists() => {
-                Some(format!("is lost: {} is gone", file.display()))
+            (None, Ok(())) if !has_file => Some("ends with the process".to_owned()),
+            (None, Ok(())) => None,
+            (None, Err(NotFound { reason, is_lost: true })) => {
+                rack.note_lost_memory(&name, KeptMemory::lost(&reason))?;
+                Some(format!("is lost: {reason}"))
             }
-            (None, Some(_)) => None,
+            (None, Err(NotFound { reason, is_lost: false })) => {
+                let words = format!(
+                    "{part} could not go on with its memory: {reason}; it was not stopped, and a restart without \
+                     --keep drops the memory"
+                );
+                return Err(UsageError(words).into());
+            }
         };
         if let Some(lost) = lost {
             let words = format!("the memory of {part} {lost}; restart it without --keep");
@@ -95,6 +115,34 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
         output::text(&format!("{name} runs again{pid}; {was}{dropped}"))?;
     }
     Ok(Exit::Ok)
+}
+
+/// Why the next process of a server cannot go on with its memory.
+struct NotFound {
+    reason: String,
+    /// Nothing can bring it back.
+    is_lost: bool,
+}
+
+/// Whether the next process of a server finds its memory with this file, as far as that can be seen before.
+fn find_memory(file: &Path) -> Result<(), NotFound> {
+    let shown = file.display();
+    let (reason, is_lost) = match Listed::of(file) {
+        Err(ArenaFileError::Io { error, .. }) if error.kind() == ErrorKind::NotFound => {
+            (format!("{shown} is gone"), false)
+        }
+        Err(error) => (error.to_string(), false),
+        Ok(listed) if !listed.is_arena => (format!("{shown} is no arena's file any more"), false),
+        Ok(listed) => match listed.place {
+            Place::Gone => (format!("the BPF map of {shown} is gone"), true),
+            Place::NotVisible => {
+                (ArenaFileError::NotVisible { path: file.into() }.to_string(), false)
+            }
+            Place::OfOriginal => (format!("{shown} was replaced by a copy"), false),
+            Place::InFile | Place::InMap | Place::InMapAlone => return Ok(()),
+        },
+    };
+    Err(NotFound { reason, is_lost })
 }
 
 pub(super) fn kill(options: &Kill, global: Global) -> anyhow::Result<Exit> {

@@ -170,8 +170,38 @@ fn maps_without_files_and_files_without_maps_are_shown_and_dropped() {
     let gone = row_of(&second_id).expect("the file is there");
     assert_eq!((&gone["memory"], &gone["file"]), (&"gone".into(), &second.clone().into()));
     let (code, said) = rack.failure(&["rack", "restart", "s2", "--keep"]);
-    assert!(code == Some(1) && said.contains("is gone") && said.contains("--fresh"), "{said}");
+    assert!(code == Some(2) && said.contains("is gone"), "{code:?}: {said}");
+    assert!(said.contains("restart it without --keep") && !said.contains("--fresh"), "{said}");
     rack.text(&["arena", "drop", &second]);
+}
+
+#[test]
+fn a_server_whose_memory_cannot_be_kept_is_not_stopped_for_it() {
+    let rack = TestRack::up("cmd-kept-lost", &["--memory", "16M", "--servers", "1"]);
+    let server = |status: &Value| {
+        let daemons = status["daemons"].as_array().expect("a list").clone();
+        daemons.into_iter().find(|it| it["name"] == "memserver-s1").expect("it was started")
+    };
+    let before = server(&rack.json(&["rack", "status"]));
+    let row = files(&rack).pop().expect("it has a file");
+    // In a file if the kernel cannot answer READs here.
+    assert_eq!(row["memory"], "in_map", "{row}");
+    let pin = format!("/sys/fs/bpf/bluebridge-arenas/{}", row["id"].as_str().expect("text"));
+    std::fs::remove_file(pin).expect("it is there");
+    let (code, said) = rack.failure(&["rack", "restart", "s1", "--keep"]);
+    assert!(code == Some(2) && said.contains("is gone"), "{code:?}: {said}");
+    let after = server(&rack.json(&["rack", "status"]));
+    assert_eq!((&after["pid"], &after["running"]), (&before["pid"], &true.into()), "{after}");
+    // It is known from now on.
+    assert_eq!(after["kept_memory"]["is_kept"], false, "{after}");
+    rack.text(&["rack", "kill", "s1"]);
+    let (_, said) = rack.failure(&["rack", "status"]);
+    let status = rack.call(&["rack", "status"]);
+    let shown = String::from_utf8_lossy(&status.stdout).into_owned() + &said;
+    assert!(shown.contains("rack restart s1") && !shown.contains("--keep"), "{shown}");
+    let restarted = rack.text(&["rack", "restart", "s1"]);
+    assert!(!restarted.contains("would have kept"), "{restarted}");
+    assert_eq!(server(&rack.json(&["rack", "status"]))["kept_memory"]["is_kept"], true);
 }
 
 /// Runs a shell script in mount and process namespaces of its own, where /dev/shm has a size, and the maps of other tests
@@ -331,4 +361,31 @@ fn a_server_says_why_its_memory_cannot_be_kept() {
             String::from_utf8_lossy(&output.stderr)
         );
     }
+}
+
+/// `ip netns exec` mounts another /sys, and so hides the BPF file system.
+#[test]
+fn memory_in_a_hidden_map_is_neither_dropped_nor_called_gone() {
+    let rack = TestRack::up("cmd-kept-hidden", &["--memory", "16M", "--servers", "1"]);
+    rack.text(&["rack", "kill", "s1"]);
+    let row = files(&rack).pop().expect("it has a file");
+    assert_eq!(row["memory"], "in_map", "{row}");
+    let file = row["file"].as_str().expect("text");
+    let script = "mount -t sysfs sysfs /sys\nip link set lo up\n\
+                  \"$BB\" arena list \"$FILE\"\n\
+                  \"$BB\" arena drop \"$FILE\" && exit 9\n\
+                  serve() { \"$BB\" memserver --name s1 --interface lo --switch-port 1 --controller [::1]:1 \
+                  --memory 16M --arena-file \"$FILE\" \"$@\"; }\n\
+                  serve && exit 9\nserve --fresh && exit 9\nexit 0\n";
+    let mut command = Command::new("unshare");
+    command.args(["--net", "--mount", "sh", "-c", script]).stdin(Stdio::null());
+    command.env("BB", env!("CARGO_BIN_EXE_bluebridge")).env("FILE", file);
+    let output = command.output().expect("it runs");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}{said}");
+    assert!(printed.contains("a map that is not visible here"), "{printed}");
+    assert_eq!(said.matches("nsenter --net").count(), 3, "{said}");
+    assert!(!said.contains("is gone") && !said.contains("arena drop"), "{said}");
+    rack.text(&["rack", "restart", "s1", "--keep"]);
 }
