@@ -131,7 +131,12 @@ impl From<MemoryClaim> for Claim {
 }
 
 pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
-    if options.fresh && options.arena_file.is_none() && !is_systemd_service() {
+    let has_no_file = match options.arena_file {
+        Some(ArenaChoice::File(_)) => false,
+        Some(ArenaChoice::None) => true,
+        None => !is_systemd_service(),
+    };
+    if options.fresh && has_no_file {
         return Err(UsageError(
             "--fresh drops what an arena's file holds, and this server has no such file; name it with --arena-file, \
              or leave out --fresh: the memory begins empty then"

@@ -48,7 +48,10 @@ fn what_cannot_be_is_wrong_usage() {
         (vec!["rack", "up", "--memory", "99T"], "99T is not a valid memory size of a server"),
         (memserver(&["--interface", "nope"]), "interface nope"),
         (memserver(&["--interface", "lo", "--fresh"]), "name it with --arena-file"),
-        (memserver(&["--interface", "nope", "--fresh", "--arena-file", "none"]), "interface nope"),
+        (
+            memserver(&["--interface", "lo", "--fresh", "--arena-file", "none"]),
+            "this server has no such file",
+        ),
         (memserver(&["--interface", "lo", "--arena-file", ""]), "name a file, such as /dev/shm/"),
         (memserver(&["--interface", "lo", "--kept-memory", "auto"]), "--arena-file <FILE|none>"),
         (vec!["switch", "--data-plane", "soft", "--port", "1=nope:xdp"], "port 1 has a mode"),
