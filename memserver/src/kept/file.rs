@@ -280,14 +280,17 @@ impl ArenaFile {
         if header.version != VERSION {
             return Err(ArenaFileError::OtherVersion { path: path(), found: header.version });
         }
-        let (found, wanted) = (shape(&header), shape(&self.new_header(layout)));
-        if found != wanted {
-            return Err(ArenaFileError::OtherShape { path: path(), found, wanted });
-        }
         let damaged = |what: &str| {
             let what = what.to_owned();
             Err(ArenaFileError::Damaged { path: path(), what })
         };
+        if let Some(what) = header.damage() {
+            return damaged(what);
+        }
+        let (found, wanted) = (shape(&header), shape(&self.new_header(layout)));
+        if found != wanted {
+            return Err(ArenaFileError::OtherShape { path: path(), found, wanted });
+        }
         let stat = fstat(file).map_err(|error| self.failed("examine", error.into()))?;
         if is_copy(&header, &stat) {
             return Err(ArenaFileError::Copy { path: path() });

@@ -75,6 +75,22 @@ pub(crate) struct Header {
     pub(crate) spaces: [u16; SPACES_MAX],
 }
 
+impl Header {
+    /// What cannot be in a header of this version; `None` if all can.
+    pub(crate) fn damage(&self) -> Option<&'static str> {
+        let is_of_pages = self.shard_bytes != 0 && self.shard_bytes % PAGE_BYTES as u64 == 0;
+        if !(1..=256).contains(&self.shard_count) || !is_of_pages {
+            return Some("its number or size of shards cannot be");
+        }
+        if usize::from(self.space_count) > SPACES_MAX {
+            return Some("its number of spaces cannot be");
+        }
+        let is_known = matches!(self.state, STATE_NEW | STATE_EMPTY | STATE_FULL)
+            && matches!(self.backing, IN_FILE | IN_MAP);
+        if is_known { None } else { Some("its state is unknown") }
+    }
+}
+
 const _: () = assert!(size_of::<Header>() <= PAGE_BYTES);
 const _: () = assert!(offset_of!(Header, id) == ARENA_ID_AT);
 const _: () = assert!(offset_of!(Header, inode) == ARENA_INODE_AT);

@@ -132,6 +132,24 @@ fn damaged_contents_are_refused_when_the_file_is_opened() {
 }
 
 #[test]
+fn a_header_that_no_server_wrote_is_damaged_and_not_another_shape() {
+    let directory = Directory::new("header");
+    let file = directory.file();
+    drop(open(&file).unwrap().assign(holder(3, 5)).unwrap());
+    let whole = fs::read(&file.path).unwrap();
+    // The state, the bytes of a shard, their number, that of spaces, the backing, and everything.
+    for (at, length) in [(12, 4), (16, 8), (24, 2), (26, 2), (52, 4), (16, 200)] {
+        let mut image = whole.clone();
+        image[at..at + length].fill(0xa5);
+        fs::write(&file.path, &image).unwrap();
+        let error = open(&file).unwrap_err();
+        assert!(matches!(error, ArenaFileError::Damaged { .. }), "{at}: {error}");
+        assert!(fs::read(&file.path).unwrap() == image, "it stays as it is");
+    }
+    Listed::drop_file(&file.path).unwrap();
+}
+
+#[test]
 fn one_process_at_a_time_uses_a_file() {
     let directory = Directory::new("lock");
     let file = directory.file();
