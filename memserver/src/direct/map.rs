@@ -70,8 +70,31 @@ fn noted_file(first: &[u8]) -> Option<PathBuf> {
 pub(crate) struct PinnedMap {
     pub(crate) id: [u8; 16],
     pub(crate) bytes: u64,
+    /// The kernel's number of the map.
+    number: u32,
     /// The file that the arena had when a server last used it.
     pub(crate) file: Option<PathBuf>,
+}
+
+impl PinnedMap {
+    /// Another process that has the map open, as far as this user may see that.
+    pub(crate) fn user(&self) -> Option<u32> {
+        let line = format!("map_id:\t{}", self.number);
+        let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        pids.filter(|pid| *pid != std::process::id()).find(|pid| {
+            let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+            open.filter(|entry| {
+                fs::read_link(entry.path())
+                    .is_ok_and(|link| link == Path::new("anon_inode:bpf-map"))
+            })
+            .any(|entry| {
+                let name = entry.file_name();
+                let about = fs::read_to_string(format!("/proc/{pid}/fdinfo/{}", name.display()));
+                about.is_ok_and(|about| about.lines().any(|found| found == line))
+            })
+        })
+    }
 }
 
 /// What is pinned there; `None` if it is no arena's map, or gone.
@@ -91,7 +114,7 @@ pub(crate) fn pinned(pin: &Path) -> io::Result<Option<PinnedMap>> {
     }
     let first = memory::map_kept(own(&map)?, PAGE_BYTES, None)?;
     let bytes = u64::from(info.max_entries()) * PAGE_BYTES as u64;
-    Ok(Some(PinnedMap { id, bytes, file: noted_file(&first) }))
+    Ok(Some(PinnedMap { id, bytes, number: info.id(), file: noted_file(&first) }))
 }
 
 /// Where the map of an arena is, as far as this user may see that.

@@ -77,8 +77,16 @@ pub fn list() -> io::Result<Vec<Listed>> {
     let in_map = found.iter().filter(|listed| listed.place == Place::InMap);
     let mut known: Vec<_> = in_map.filter_map(|listed| listed.id).collect();
     for pin in bpf_fs::arena_pins()? {
-        // It may be removed meanwhile.
-        let Some(map) = map::pinned(&pin)?.filter(|map| !known.contains(&map.id)) else { continue };
+        let map = match map::pinned(&pin) {
+            Ok(Some(map)) if !known.contains(&map.id) => map,
+            // It may be removed meanwhile.
+            Ok(_) => continue,
+            // Something else of such a name must not hide the others.
+            Err(_) => {
+                found.push(Listed::of_foreign_pin(pin));
+                continue;
+            }
+        };
         known.push(map.id);
         found.push(Listed::of_map(pin, map));
     }
@@ -96,17 +104,24 @@ pub fn place_named(name: &Path) -> PathBuf {
 impl Listed {
     /// What a map is whose file has another name than those by default.
     fn of_map(pin: PathBuf, map: PinnedMap) -> Self {
-        let file = map.file.and_then(|file| Self::of(&file).ok());
+        let file = map.file.as_ref().and_then(|file| Self::of(file).ok());
         let is_its = |listed: &Self| listed.place == Place::InMap && listed.id == Some(map.id);
-        file.filter(is_its).unwrap_or(Self {
+        file.filter(is_its).unwrap_or_else(|| Self {
             path: pin,
             id: Some(map.id),
             bytes: map.bytes,
             is_arena: true,
             holder: None,
-            process: None,
+            process: map.user(),
             place: Place::InMapAlone,
         })
+    }
+
+    /// A pin that cannot be read as a map.
+    const fn of_foreign_pin(pin: PathBuf) -> Self {
+        let (id, holder, process) = (None, None, None);
+        let place = Place::InMapAlone;
+        Self { path: pin, id, bytes: 0, is_arena: false, holder, process, place }
     }
 
     /// What a file is, or a pinned map.
@@ -159,7 +174,7 @@ impl Listed {
     }
 
     /// Removes the file, and with it the contents. A copy of a file whose arena is in a map has none. Of a map that no
-    /// file describes, removes the pin; if a server uses it still, its memory is freed when that ends.
+    /// file describes, removes the pin.
     ///
     /// # Errors
     /// [`ArenaFileError`] if a process uses it, it is no arena's file, or the memory of another file; then it stays.
@@ -179,7 +194,7 @@ impl Listed {
     }
 
     fn drop_map(pin: &Path, id: &[u8; 16]) -> Result<(), ArenaFileError> {
-        Self::of_pin(pin)?;
+        let alone = Self::of_pin(pin)?;
         let failed = |doing, error| ArenaFileError::Io { doing, path: pin.to_owned(), error };
         let listed = list().map_err(|error| failed("look for the file of", error))?;
         let is_its = |listed: &&Self| listed.place == Place::InMap && listed.id == Some(*id);
@@ -188,6 +203,10 @@ impl Listed {
                 path: pin.to_owned(),
                 file: of_file.path.clone(),
             });
+        }
+        // A server whose file was moved away: it would go on, and its memory end with it.
+        if let Some(process) = alone.process {
+            return Err(ArenaFileError::InUse { path: pin.to_owned(), process });
         }
         map::remove(id).map_err(|error| failed("remove", error))
     }

@@ -154,6 +154,12 @@ fn maps_without_files_and_files_without_maps_are_shown_and_dropped() {
     let (code, said) = rack.failure(&["arena", "drop", &first_id]);
     assert!(code == Some(2) && said.contains("drop that file instead"), "{said}");
     assert!(said.contains(&first), "{said}");
+    // The server of a file that was moved away uses the map nevertheless.
+    let aside = format!("{first}.aside");
+    std::fs::rename(&first, &aside).expect("it is ours");
+    let (code, said) = rack.failure(&["arena", "drop", &first_id]);
+    std::fs::rename(&aside, &first).expect("it is ours");
+    assert!(code == Some(1) && said.contains("in use by process"), "{code:?}: {said}");
     rack.text(&["rack", "kill", "s1"]);
     rack.text(&["rack", "kill", "s2"]);
     std::fs::remove_file(&first).expect("it is ours");
