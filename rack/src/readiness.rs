@@ -49,7 +49,17 @@ pub fn report_ready() {
 
 /// Like [`report_ready`], for a memory server.
 pub fn report_server_ready(kept: &KeptMemory) {
-    log_ready(send_ready(&format!("READY=1\nSTATUS={kept}\n{KEPT_MEMORY}={}", kept.field())));
+    log_ready(send_ready(&server_report(kept)));
+}
+
+/// Each field is a line: the name of a file may contain others.
+fn server_report(kept: &KeptMemory) -> String {
+    format!("READY=1\nSTATUS={}\n{KEPT_MEMORY}={}", one_line(&kept.to_string()), kept.field())
+}
+
+/// The text without control characters.
+fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 fn log_ready(notified: io::Result<bool>) {
@@ -104,7 +114,7 @@ impl KeptMemory {
     fn field(&self) -> String {
         let word = if self.is_kept { "kept" } else { "lost" };
         let reason = self.reason.as_deref().unwrap_or("");
-        let line: String = reason.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        let line = one_line(reason);
         format!("{word}:{}", line.chars().take(REASON_MAX).collect::<String>())
     }
 
@@ -283,6 +293,15 @@ mod tests {
     fn socket() -> (ReadySocket, Scratch) {
         let scratch = Scratch::new("ready");
         (ReadySocket::bind(&scratch.file("socket")).expect("binds"), scratch)
+    }
+
+    #[test]
+    fn the_name_of_a_file_adds_no_line_to_a_report() {
+        let kept = KeptMemory::lost("/dev/shm/a\nMAINPID=1\r is full");
+        let report = server_report(&kept);
+        assert_eq!(report.lines().count(), 3, "{report:?}");
+        assert!(report.lines().all(|line| !line.starts_with("MAINPID")), "{report:?}");
+        assert!(!report.contains('\r'), "{report:?}");
     }
 
     #[test]
