@@ -155,7 +155,7 @@ fn maps_without_files_and_files_without_maps_are_shown_and_dropped() {
     assert!(code == Some(2) && said.contains("drop that file instead"), "{said}");
     assert!(said.contains(&first), "{said}");
     // The server of a file that was moved away uses the map nevertheless.
-    let aside = format!("{first}.aside");
+    let aside = format!("/dev/shm/aside-{first_id}");
     std::fs::rename(&first, &aside).expect("it is ours");
     let (code, said) = rack.failure(&["arena", "drop", &first_id]);
     std::fs::rename(&aside, &first).expect("it is ours");
