@@ -78,7 +78,8 @@ pub(crate) struct Header {
 impl Header {
     /// What cannot be in a header of this version; `None` if all can.
     pub(crate) fn damage(&self) -> Option<&'static str> {
-        let is_of_pages = self.shard_bytes != 0 && self.shard_bytes % PAGE_BYTES as u64 == 0;
+        let is_of_pages =
+            self.shard_bytes != 0 && self.shard_bytes.is_multiple_of(PAGE_BYTES as u64);
         if !(1..=256).contains(&self.shard_count) || !is_of_pages {
             return Some("its number or size of shards cannot be");
         }
