@@ -74,7 +74,7 @@ pub(super) fn open_file(path: &Path, may_create: bool) -> Result<OwnedFd, ArenaF
         return foreign("it belongs to another user");
     }
     if stat.st_mode & 0o077 != 0 {
-        return foreign("other users may open it");
+        return foreign("other users may open it, which `chmod 600` ends");
     }
     Ok(file)
 }

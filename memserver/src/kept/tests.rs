@@ -241,7 +241,7 @@ fn a_file_that_cannot_be_dropped_is_described_without_options_of_a_server() {
         (&fifo, "no regular file"),
         (&link, "a symbolic link"),
         (&other, "no arena's file"),
-        (&open_to_all, "other users may open it"),
+        (&open_to_all, "other users may open it, which `chmod 600` ends"),
     ] {
         let said = Listed::drop_file(path).unwrap_err().to_string();
         assert!(said.contains(what) && said.contains("name another"), "{said}");
