@@ -1,8 +1,14 @@
 //! The pages of one shard: their allocation, their colours and versions.
+//!
+//! * `pages`: bytes and states of pages, and their changes; `frames`: the memory that a line has.
+//! * `colour`: which colours follow each other.
+//! * `lines`: the lines that this server gives to others, and those that it takes from them.
 
 mod colour;
 #[cfg(test)]
 mod crash_tests;
+mod frames;
+mod lines;
 mod pages;
 #[cfg(test)]
 mod tests;
@@ -13,21 +19,23 @@ use std::collections::VecDeque;
 use arrayvec::ArrayVec;
 use bluebridge_protocol::{
     direct::Shared,
-    store::{Access, Creator, Grant, Line, PageStore, PageWrite, StoreUsage},
+    store::{
+        ADOPTED_PAGES_FROM, Access, Creator, Grant, LineStore, PageStore, PageWrite, StoreUsage,
+    },
 };
 use bluebridge_wire::{
-    ArenaGeneration, LinePage, Location, NodeId, Space, Status,
+    ArenaGeneration, Location, NodeId, Space, Status,
     address::{LINE_PAGES, PAGE_BYTES, PAGE_SHIFT, SHARD_SHIFT},
-    line::{PageContents, Part},
 };
 
 use self::{
     colour::{CHOICE, Colour, Palette},
+    lines::Places,
     pages::{Contents, NewBytes, Pages, Use},
 };
 use crate::{
     extent_tree::ExtentTree,
-    kept::{PageRecord, ShardMemory},
+    kept::ShardMemory,
     memory::Memory,
     survey,
 };
@@ -45,9 +53,6 @@ const GENERATIONS_REQUESTED: (u16, u16) = (2, 64);
 /// More generations are requested when one part in this many of the unallocated pages cannot be
 /// allocated without them.
 const RETIRED_DIVISOR: u32 = 4;
-
-/// The most pages of a shard: its share of the offset range.
-pub(crate) const PAGES_MAX: u64 = 1 << (SHARD_SHIFT - PAGE_SHIFT);
 
 /// The configuration of an [`Arena`], except its memory.
 #[derive(Clone, Debug)]
@@ -144,6 +149,8 @@ pub struct Arena {
     withheld: Vec<Range<u32>>,
     /// Pages of these ranges that would be free.
     withheld_pages: u32,
+    /// Which lines may get memory, and which memory is nobody's.
+    places: Places,
     /// Whether an allocation failed that further generations would have allowed.
     is_short_of_generations: bool,
     /// Whether requested generations are expected soon.
@@ -178,8 +185,7 @@ impl Quota {
 }
 
 impl Arena {
-    /// An arena over zeroed `memory`, which is cut into whole pages. Memory beyond the range of a
-    /// shard's addresses is not used.
+    /// An arena over zeroed `memory`, which is cut into whole pages. Memory beyond 512 GiB is not used.
     #[must_use]
     pub fn new(config: &ArenaConfig, memory: Memory) -> Self {
         Self::empty(config, memory.into())
@@ -195,8 +201,7 @@ impl Arena {
         memory: ShardMemory,
         first: ArenaGeneration,
     ) -> Result<ShardMemory, Damaged> {
-        let page_count = (memory.page_bytes() / PAGE_BYTES).min(index_of(PAGES_MAX));
-        let pages = Pages::new(memory, page_count);
+        let pages = Pages::new(memory);
         pages.check(first)?;
         Ok(pages.into_memory())
     }
@@ -216,15 +221,20 @@ impl Arena {
     }
 
     fn empty(config: &ArenaConfig, memory: ShardMemory) -> Self {
-        let page_count = (memory.page_bytes() / PAGE_BYTES).min(index_of(PAGES_MAX));
-        let capacity = u32::try_from(page_count).unwrap_or(u32::MAX);
+        let pages = Pages::new(memory);
+        let capacity = narrow(pages.sizes().memory_pages);
+        let own_pages = narrow(pages.sizes().own_pages());
+        let places = Places::new(pages.sizes());
+        let mut free = ExtentTree::new(own_pages);
+        // The other own pages have no memory yet.
+        let _ = free.take_free(capacity..own_pages);
         let quarantine_limit_pages = capacity / config.quarantine_divisor.max(1);
         let quota = |&(space, limit_pages): &(Space, u64)| Quota::new(space, limit_pages);
         Self {
             palette: Palette::new(config.generation, config.last_generation, config.last_tag),
             first_page: u64::from(config.shard) << (SHARD_SHIFT - PAGE_SHIFT),
-            pages: Pages::new(memory, page_count),
-            free: ExtentTree::new(capacity),
+            pages,
+            free,
             // An extent has at least one page, and the limit is exceeded by one extent for a
             // moment.
             quarantined: VecDeque::with_capacity(quarantine_limit_pages as usize + 1),
@@ -239,6 +249,7 @@ impl Arena {
             retired_pages: 0,
             withheld: Vec::new(),
             withheld_pages: 0,
+            places,
             is_short_of_generations: false,
             is_reserving: true,
             used_colours: 0,
@@ -250,9 +261,10 @@ impl Arena {
     /// Takes over what an earlier process left, and finds out what is free.
     fn take_over(&mut self) -> Result<(), Damaged> {
         let freed = self.pages.take_over()?;
-        let count = self.page_count();
-        // All pages were free; now only those that are in no allocation.
-        let _ = self.free.take(u32::try_from(count).unwrap_or(u32::MAX));
+        self.places = Places::of(&self.pages);
+        let count = self.pages.own().len();
+        // All pages with memory were free; now only those that are in no allocation, and here.
+        let _ = self.free.take_free(0..narrow(count));
         let (mut number, mut allocations) = (0, 0_u64);
         while number < count {
             let page = *self.pages.state(number);
@@ -266,23 +278,13 @@ impl Arena {
                 number += page.link as usize;
                 continue;
             }
-            let is_usable = self.palette.is_usable(page.colour());
-            let is_same = |other: usize| {
-                let other = self.pages.state(other);
-                other.role() == Use::None && self.palette.is_usable(other.colour()) == is_usable
-            };
-            let end = (number..count).find(|other| !is_same(*other)).unwrap_or(count);
-            let [start, pages] =
-                [number, end - number].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
-            if is_usable {
-                self.free.release(start, pages);
-            } else {
-                self.retired.push_back(FreedExtent { start, pages });
-                self.retired_pages += pages;
+            if self.pages.place(number).is_none() {
+                number += 1;
+                continue;
             }
-            number = end;
+            number = self.release_run(number, count);
         }
-        let states = self.pages.states().iter();
+        let states = self.pages.own().iter();
         self.used_colours = states.map(|page| u64::from(self.palette.number(page.colour()))).sum();
         let mut spaces: Vec<_> = self.quotas.iter().map(|quota| quota.space).collect();
         spaces.extend(self.pages.spaces());
@@ -294,8 +296,30 @@ impl Arena {
         Ok(())
     }
 
-    fn page_count(&self) -> usize {
-        self.pages.states().len()
+    /// Lets free pages with memory be allocated that are in no queue, from one on and before `end`, as long as they
+    /// have the same fate: those whose colours are used up retire. Returns where it stopped.
+    fn release_run(&mut self, first: usize, end: usize) -> usize {
+        let is_usable = self.palette.is_usable(self.pages.state(first).colour());
+        let is_same = |number: usize| {
+            let page = self.pages.state(number);
+            let is_free = page.role() == Use::None && self.pages.place(number).is_some();
+            is_free && self.palette.is_usable(page.colour()) == is_usable
+        };
+        let end = (first..end).find(|number| !is_same(*number)).unwrap_or(end);
+        let (start, pages) = (narrow(first), narrow(end - first));
+        if is_usable {
+            self.free.release(start, pages);
+        } else if pages > 0 {
+            self.retired.push_back(FreedExtent { start, pages });
+            self.retired_pages += pages;
+        }
+        end
+    }
+
+    /// Own pages that have memory, or had it.
+    fn opened_pages(&self) -> u64 {
+        let unopened = u64::from(self.places.unbacked_lines()) * LINE_PAGES as u64;
+        (self.pages.own().len() as u64).saturating_sub(unopened)
     }
 
     /// An arena of `pages` pages in plain process memory, for simulations and tests.
@@ -307,12 +331,13 @@ impl Arena {
     /// Its current usage.
     #[must_use]
     pub fn arena_usage(&self) -> ArenaUsage {
-        let capacity_pages = self.page_count() as u64;
+        let capacity_pages = self.pages.sizes().memory_pages as u64;
         let quarantined_pages = u64::from(self.quarantined_pages);
         let free_pages = u64::from(self.free_pages());
         let retired_pages = u64::from(self.retired_pages);
         let withheld_pages = u64::from(self.withheld_pages);
-        let used_pages = capacity_pages - free_pages - retired_pages - withheld_pages;
+        let unused = free_pages + retired_pages + withheld_pages;
+        let used_pages = capacity_pages.saturating_sub(unused);
         ArenaUsage {
             capacity_pages,
             free_pages,
@@ -348,7 +373,7 @@ impl Arena {
     /// the use.
     fn wanted_generation(&self) -> ArenaGeneration {
         let last = self.palette.last();
-        let pages = self.page_count() as u64;
+        let pages = self.opened_pages();
         let colours = pages * u64::from(self.palette.count());
         let reserve = pages * u64::from(self.palette.of_generation()) / 2;
         let is_worn = colours.saturating_sub(self.used_colours) < reserve;
@@ -363,7 +388,8 @@ impl Arena {
 
     /// Pages that can be allocated.
     fn free_pages(&self) -> u32 {
-        self.free.free_pages() + self.quarantined_pages + self.renewed_pages
+        let backed = self.free.free_pages() + self.quarantined_pages + self.renewed_pages;
+        backed + self.places.spare_frames() * narrow(LINE_PAGES)
     }
 
     /// Zeroes up to `budget` pages in quarantine and returns how many. Later writes then need not
@@ -397,8 +423,9 @@ impl Arena {
         each: &mut dyn FnMut(survey::Allocation) -> bool,
     ) -> Option<u64> {
         let mut number = index_of(from.saturating_sub(self.first_page));
+        let own = self.pages.own();
         for _ in 0..budget {
-            let page = self.pages.states().get(number)?;
+            let page = own.get(number)?;
             match page.role() {
                 Use::None => number += 1,
                 // The remaining pages of an allocation that began before.
@@ -419,7 +446,7 @@ impl Arena {
                 }
             }
         }
-        (number < self.page_count()).then(|| self.first_page + number as u64)
+        (number < own.len()).then(|| self.first_page + number as u64)
     }
 
     /// Pages of the allocation that a page belongs to.
@@ -465,15 +492,30 @@ impl Arena {
         Ok((start, length))
     }
 
-    /// The index of a page in this arena; `None` if the page belongs to another shard.
+    /// The index of a page in this arena; `None` if the page belongs to another shard. The places of others' pages
+    /// follow the own pages.
     fn index(&self, page: u64) -> Option<usize> {
-        let number = index_of(page.checked_sub(self.first_page)?);
-        (number < self.page_count()).then_some(number)
+        let number = page.checked_sub(self.first_page)?;
+        let own = self.pages.own().len();
+        match number.checked_sub(ADOPTED_PAGES_FROM) {
+            None => Some(index_of(number)).filter(|number| *number < own),
+            Some(number) => {
+                Some(own + index_of(number)).filter(|number| *number < self.pages.states().len())
+            }
+        }
+    }
+
+    /// The page with an index.
+    fn page_at(&self, number: usize) -> u64 {
+        let own = self.pages.own().len();
+        let behind = number.checked_sub(own).map(|number| ADOPTED_PAGES_FROM + number as u64);
+        self.first_page + behind.unwrap_or(number as u64)
     }
 
     /// The number of a page that passed [`PageStore::check`].
     fn number(&self, page: u64) -> usize {
-        index_of(page - self.first_page)
+        debug_assert!(self.index(page).is_some(), "it passed the check");
+        self.index(page).unwrap_or(0)
     }
 
     fn quota(&mut self, space: Space) -> &mut Quota {
@@ -497,7 +539,8 @@ impl Arena {
             if let Some(start) = self.free.take(pages) {
                 return Ok(start);
             }
-            if self.end_retirement().or_else(|| self.end_quarantine()).is_none() {
+            let more = self.back_for(pages).or_else(|| self.end_retirement());
+            if more.or_else(|| self.end_quarantine()).is_none() {
                 break;
             }
         }
@@ -531,7 +574,7 @@ impl Arena {
         Some(())
     }
 
-    /// Lets pages be allocated that are in no allocation, unless they are withheld.
+    /// Lets pages be allocated that are in no allocation and have memory, unless they are withheld.
     fn make_free(&mut self, pages: Range<u32>) {
         self.free.release(pages.start, pages.end - pages.start);
         for withheld in &self.withheld {
@@ -542,7 +585,7 @@ impl Arena {
 
     /// The pages of this arena among these.
     fn own_pages(&self, pages: &Range<u64>) -> Range<u32> {
-        let count = u32::try_from(self.page_count()).unwrap_or(u32::MAX);
+        let count = narrow(self.pages.own().len());
         let of = |page: u64| {
             let number = page.saturating_sub(self.first_page);
             u32::try_from(number).unwrap_or(u32::MAX).min(count)
@@ -560,7 +603,7 @@ impl Arena {
         let others = self.quotas.iter().filter(|quota| quota.space != space);
         let kept =
             others.fold(0_u64, |sum, quota| sum.saturating_add(quota.reserved_colours(of_page)));
-        let all = self.page_count() as u64 * of_page;
+        let all = self.opened_pages() * of_page;
         all.saturating_sub(self.used_colours).saturating_sub(colours) >= kept
     }
 
@@ -591,15 +634,20 @@ impl Arena {
     }
 
     /// What readers see of a page.
-    pub(crate) fn record(&self, page: u64) -> PageRecord {
+    pub(crate) fn record(&self, page: u64) -> crate::kept::PageRecord {
         *self.pages.state(self.number(page))
     }
 
     /// Puts back what [`Self::record`] returned.
-    pub(crate) fn set_record(&mut self, page: u64, record: PageRecord) {
+    pub(crate) fn set_record(&mut self, page: u64, record: crate::kept::PageRecord) {
         let number = self.number(page);
         self.pages.set_record(number, record);
     }
+}
+
+/// A number of pages or lines of a shard, which is below 2^32.
+fn narrow(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
 }
 
 /// A number of pages of this memory, which therefore fits.
@@ -612,7 +660,7 @@ impl Arena {
     /// allocations on both sides, so that an access beyond an end is refused and never reaches the
     /// neighbour's bytes; and how many colours of the extent's pages that uses.
     fn next_colour(&self, extent: Range<usize>) -> (u32, u64) {
-        let states = self.pages.states();
+        let states = self.pages.own();
         let before = extent.start.checked_sub(1).and_then(|page| states.get(page));
         let after = states.get(extent.end);
         let beside = [before, after]
@@ -634,14 +682,18 @@ impl Arena {
     fn check_extent(&self, access: Access) -> Result<(), Status> {
         let bytes = access.length_bytes.max(1);
         let last = access.location.offset().checked_add(bytes - 1).ok_or(Status::OutOfRange)?;
-        let first = self.index(access.location.page()).ok_or(Status::OutOfRange)?;
-        let last = self.index(last >> PAGE_SHIFT).ok_or(Status::OutOfRange)?;
+        let reach = |page: u64| self.index(page).filter(|number| self.pages.place(*number).is_some());
+        let first = reach(access.location.page()).ok_or(Status::OutOfRange)?;
+        let last = reach(last >> PAGE_SHIFT).ok_or(Status::OutOfRange)?;
+        let own = self.pages.own().len();
         let colour = Colour::new(access.location.generation(), access.tag);
         let mut number = first;
         while number <= last {
             let page = self.pages.state(number);
             let length = match page.role() {
                 Use::None => return Err(Status::NotAllocated),
+                // The rest of the allocation may be elsewhere.
+                _ if number >= own => 1,
                 Use::Head => page.link,
                 Use::Body => self.pages.state(number - page.link as usize).link - page.link,
             };
@@ -667,7 +719,7 @@ impl PageStore for Arena {
         if pages == 0 {
             return Err(Status::BadLength);
         }
-        let capacity_pages = self.page_count() as u64;
+        let capacity_pages = self.pages.sizes().memory_pages as u64;
         let quota = self.quota(space);
         // A space that may have all memory gets OUT_OF_MEMORY instead, because another server may
         // have free memory.
@@ -723,10 +775,13 @@ impl PageStore for Arena {
     }
 
     fn check(&self, access: Access) -> Result<(), Status> {
-        // Pages only have colours of this arena's generations, so only a refusal must distinguish
-        // whether the generation or the tag is stale.
+        // Own pages only have colours of this arena's generations, so only a refusal must distinguish
+        // whether the generation or the tag is stale. A page of another server has colours of that one.
+        let first = self.first_page + ADOPTED_PAGES_FROM;
         self.check_extent(access).map_err(|status| {
-            match self.palette.holds(access.location.generation()) {
+            let is_adopted =
+                (first..first + ADOPTED_PAGES_FROM).contains(&access.location.page());
+            match is_adopted || self.palette.holds(access.location.generation()) {
                 true => status,
                 false => Status::StaleGeneration,
             }
@@ -773,7 +828,7 @@ impl PageStore for Arena {
 
     fn set_leased(&mut self, page: u64, is_leased: bool) {
         if let Some(number) = self.index(page) {
-            self.pages.mark(number, if is_leased { PageRecord::LEASED } else { 0 });
+            self.pages.set_leased(number, is_leased);
         }
     }
 
@@ -785,72 +840,12 @@ impl PageStore for Arena {
         self.pages.fences(each);
     }
 
-    fn line(&self, first_page: u64) -> Option<Line> {
-        let first = self.index(first_page)?;
-        let states = self.pages.states().get(first..first + LINE_PAGES)?;
-        let mut pages = [LinePage::default(); LINE_PAGES];
-        for ((out, page), number) in pages.iter_mut().zip(states).zip(first..) {
-            let part = match page.role() {
-                Use::None => Part::Free,
-                Use::Head => Part::First { pages: page.link },
-                Use::Body => Part::Further { distance: page.link },
-            };
-            let contents = match page.holds() {
-                Contents::Zeros => PageContents::Zeros,
-                Contents::Leftover => PageContents::Leftover,
-                Contents::Written => PageContents::Written,
-            };
-            let creator = match part {
-                Part::First { .. } => self.pages.creator(number),
-                Part::Free | Part::Further { .. } => Creator::default(),
-            };
-            *out = LinePage {
-                version: page.version(),
-                part,
-                colour: page.colour().generation_and_tag().filter(|(_, tag)| tag.0 != 0),
-                space: page.space(),
-                contents,
-                creator: creator.node,
-                creator_incarnation: creator.incarnation,
-            };
-        }
-        let is_settled = (first..first + LINE_PAGES).all(|number| self.is_settled(number));
-        Some(Line { pages, is_settled })
+    fn lines(&self) -> &dyn LineStore {
+        self
     }
 
-    fn withhold(&mut self, pages: Range<u64>, is_withheld: bool) {
-        let pages = self.own_pages(&pages);
-        if is_withheld {
-            self.withheld_pages += self.free.take_free(pages.clone());
-            self.withheld.push(pages);
-            return;
-        }
-        // A part of a range may be let go.
-        let withheld = core::mem::take(&mut self.withheld).into_iter().flat_map(|range| {
-            let before = range.start..range.end.min(pages.start).max(range.start);
-            let after = range.start.max(pages.end).min(range.end)..range.end;
-            [before, after].into_iter().filter(|part| !part.is_empty())
-        });
-        self.withheld = withheld.collect();
-        let queued = self.quarantined.iter().chain(&self.retired);
-        let mut is_queued = vec![false; pages.len()];
-        for extent in queued {
-            let within =
-                extent.start.max(pages.start)..(extent.start + extent.pages).min(pages.end);
-            for page in within {
-                is_queued[(page - pages.start) as usize] = true;
-            }
-        }
-        let is_free = |page: u32| {
-            let is_unused = self.pages.state(page as usize).role() == Use::None;
-            is_unused && !is_queued[(page - pages.start) as usize]
-        };
-        let mut next = pages.start;
-        while let Some(start) = (next..pages.end).find(|page| is_free(*page)) {
-            next = (start..pages.end).find(|page| !is_free(*page)).unwrap_or(pages.end);
-            self.free.release(start, next - start);
-            self.withheld_pages -= next - start;
-        }
+    fn lines_mut(&mut self) -> &mut dyn LineStore {
+        self
     }
 
     fn usage(&self, space: Space) -> StoreUsage {
@@ -858,7 +853,7 @@ impl PageStore for Arena {
         let (quota_pages, used_pages) = quota
             .map_or((self.default_quota_pages, 0), |quota| (quota.limit_pages, quota.used_pages));
         StoreUsage {
-            capacity_pages: self.page_count() as u64,
+            capacity_pages: self.pages.sizes().memory_pages as u64,
             free_pages: self.arena_usage().free_pages,
             quota_pages,
             used_pages,

@@ -98,6 +98,16 @@ impl ExtentTree {
         taken
     }
 
+    /// Whether all pages of a range are free.
+    pub(crate) fn are_free(&self, mut range: Range<u32>) -> bool {
+        range.all(|page| self.is_free(page))
+    }
+
+    /// Pages of the longest free extent.
+    pub(crate) fn longest(&self) -> u32 {
+        self.nodes[1].most
+    }
+
     fn is_free(&self, page: u32) -> bool {
         self.words[index(page / WORD_PAGES)] & (1 << (page % WORD_PAGES)) != 0
     }

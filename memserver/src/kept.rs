@@ -2,7 +2,7 @@
 //!
 //! * [`file`]: takes the file over, or makes it. [`access`]: opens, locks and reads it. [`listed`]: the
 //!   files that there are. [`error`]: why one cannot be used.
-//! * [`layout`]: where in the file each part of each shard is.
+//! * [`layout`]: where in the file each part of each shard is; [`lines`]: what is kept of lines.
 //! * [`redo`]: the record of the change under way, so that each change happens completely or not at
 //!   all.
 //! * [`stores`]: the stores to kept memory; tests log them and cut after each.
@@ -15,6 +15,7 @@ mod access;
 mod error;
 pub(crate) mod file;
 pub(crate) mod layout;
+pub(crate) mod lines;
 mod listed;
 pub(crate) mod redo;
 pub(crate) mod stores;
@@ -26,6 +27,7 @@ use crate::{
     memory::{Memory, Table},
 };
 use layout::Places;
+use lines::LineTables;
 use redo::RedoRecord;
 
 pub use error::ArenaFileError;
@@ -64,7 +66,7 @@ pub(crate) struct PageRecord {
     pub(crate) contents: u8,
     /// In a head, whether the requester may know the allocation.
     pub(crate) is_complete: u8,
-    /// Why direct readers must not answer for the page: [`PageRecord::LEASED`].
+    /// Why direct readers must not answer for the page: [`PageRecord::LEASED`], [`PageRecord::ELSEWHERE`].
     pub(crate) marks: u8,
     pub(crate) unused: [u8; 2],
 }
@@ -74,6 +76,9 @@ const _: () = assert!(size_of::<PageRecord>() == 32);
 impl PageRecord {
     /// The page is leased.
     pub(crate) const LEASED: u8 = 1;
+
+    /// The page's bytes are not where its number says, because its line has another frame.
+    pub(crate) const ELSEWHERE: u8 = 2;
 
     /// A checksum that is not known: no even sequence has this half.
     pub(crate) const NO_CHECKSUM: u64 = !0;
@@ -100,6 +105,7 @@ pub(crate) struct CreatorRecord {
 pub(crate) struct KeptShard {
     pub(crate) states: Table<PageRecord>,
     pub(crate) creators: Table<CreatorRecord>,
+    pub(crate) lines: LineTables,
     pub(crate) redo: RedoRecord,
     /// Colours that each space's allocations used.
     pub(crate) worn: Table<u64>,

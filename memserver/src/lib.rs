@@ -7,7 +7,7 @@
 //! * [`survey`]: lists or frees allocations of a shard for an operator.
 //! * [`Member`]: a server that joined a rack, serves as its controller allows, and leaves.
 //! * [`direct`]: READs that a program in the kernel answers.
-//! * `extent_tree` finds free pages, `backlog` decides which request is next; [`memory`] and `reserve`
+//! * `sizes`: how many pages and lines a shard has; `extent_tree` finds free ones, `backlog` decides which request is next; [`memory`] and `reserve`
 //!   provide the bytes of an arena, [`statistics`] the counters of a shard.
 //!
 //! ```
@@ -37,6 +37,7 @@ pub mod memory;
 mod reserve;
 pub mod serve;
 pub mod server;
+mod sizes;
 pub mod statistics;
 pub mod survey;
 

@@ -8,6 +8,7 @@ use crate::{
     direct::{DirectMemory, NoDirectReads},
     kept::ShardMemory,
     memory::{self, HUGE_PAGE_BYTES, Memory, PageKind},
+    sizes::SHARD_BYTES_MAX,
 };
 
 /// When the system provides the memory.
@@ -146,7 +147,7 @@ impl Reservation {
         let huge = HUGE_PAGE_BYTES as u64;
         let unit = if share >= huge { huge } else { bluebridge_wire::address::PAGE_BYTES as u64 };
         let shard_bytes = share - share % unit;
-        if shard_bytes == 0 || shard_bytes > 1 << bluebridge_wire::address::SHARD_SHIFT {
+        if shard_bytes == 0 || shard_bytes > SHARD_BYTES_MAX {
             return Err(size_error);
         }
         let Ok(total) = usize::try_from(shard_bytes * shards) else { return Err(size_error) };

@@ -270,8 +270,8 @@ where
     {
         let mut responder = Responder::new(&config.shard(shard, shard_count))?;
         let shard_pages = (memory.page_bytes() / PAGE_BYTES) as u64;
-        let store = Arena::open(&config.arena(shard, shard_count, shard_pages), memory)?;
-        responder.begin(transport.now(), &store);
+        let mut store = Arena::open(&config.arena(shard, shard_count, shard_pages), memory)?;
+        responder.begin(transport.now(), &mut store);
         shards.push(Shard::new(transport, responder, store, config.idle));
     }
     let (stop, page_kind) = (Arc::default(), reserved.page_kind);

@@ -1,10 +1,16 @@
 //! The interface between the responder and the memory that it serves.
 
+mod lines;
+
 use core::ops::Range;
 
-use bluebridge_wire::{ArenaGeneration, Location, NodeId, Space, Status, Tag, line::LineRecord};
+use bluebridge_wire::{ArenaGeneration, Location, NodeId, Space, Status, Tag};
 
 use crate::direct::Shared;
+
+pub use lines::{
+    ADOPTED_PAGES_FROM, Allowance, HomeLine, Line, LineStore, Placed, StageError, Taken,
+};
 
 /// The result of an allocation: where it begins, and its colour, which is the location's generation
 /// and the tag.
@@ -47,15 +53,6 @@ pub struct PageWrite<'a> {
     pub start: usize,
     /// The bytes.
     pub data: &'a [u8],
-}
-
-/// The pages of a line without their bytes, as a migration takes them along.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Line {
-    /// All pages, free ones too.
-    pub pages: LineRecord,
-    /// All allocations of it are complete ([`PageStore::complete`]).
-    pub is_settled: bool,
 }
 
 /// Pages that outlive requests: one shard of a server's arena, owned by one serving core.
@@ -157,12 +154,11 @@ pub trait PageStore {
         let _ = (page, is_leased);
     }
 
-    /// The line that begins at a page; `None` if the store does not have all of it.
-    fn line(&self, first_page: u64) -> Option<Line>;
+    /// Its lines, as migrations move them.
+    fn lines(&self) -> &dyn LineStore;
 
-    /// Allocates no page of the range from now on (`is_withheld`), because its lines are given to another server; or
-    /// lets the free ones of them be allocated again. The range consists of whole lines, and is withheld once at most.
-    fn withhold(&mut self, pages: Range<u64>, is_withheld: bool);
+    /// Its lines, to change them.
+    fn lines_mut(&mut self) -> &mut dyn LineStore;
 
     /// Capacity, free pages, and the use and quota of `space`.
     fn usage(&self, space: Space) -> StoreUsage;

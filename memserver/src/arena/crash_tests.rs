@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use super::*;
 use crate::{
     ArenaFile, Claim,
-    kept::{Holder, Kept, redo, stores::log},
+    kept::{Holder, Kept, PageRecord, redo, stores::log},
 };
 
 const SPACE: Space = Space(7);

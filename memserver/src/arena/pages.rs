@@ -12,16 +12,18 @@ use bluebridge_wire::{
     address::{LINE_PAGES, PAGE_BYTES},
 };
 
-use super::colour::Colour;
+use super::{ZEROS, colour::Colour};
 use crate::{
     direct::SharedPart,
     kept::{
         CreatorRecord, KeptShard, PageRecord, ShardMemory,
         layout::Places,
+        lines::{LineEntry, LineTables},
         redo::{self, Extent, PagePart, Pending, RedoRecord},
         stores,
     },
     memory::{Memory, Table},
+    sizes::Sizes,
 };
 
 /// The role of a page.
@@ -36,9 +38,9 @@ pub(super) enum Use {
 }
 
 impl Use {
-    const NONE: u8 = 0;
-    const HEAD: u8 = 1;
-    const BODY: u8 = 2;
+    pub(super) const NONE: u8 = 0;
+    pub(super) const HEAD: u8 = 1;
+    pub(super) const BODY: u8 = 2;
 }
 
 /// What the memory of a page contains.
@@ -54,9 +56,9 @@ pub(super) enum Contents {
 }
 
 impl Contents {
-    const ZEROS: u8 = 0;
-    const LEFTOVER: u8 = 1;
-    const WRITTEN: u8 = 2;
+    pub(super) const ZEROS: u8 = 0;
+    pub(super) const LEFTOVER: u8 = 1;
+    pub(super) const WRITTEN: u8 = 2;
 }
 
 impl PageRecord {
@@ -116,6 +118,12 @@ pub enum Damaged {
         /// The page's number in the shard.
         page: u32,
     },
+    /// A line has a state that no line has, or memory that another line has, too.
+    #[error("the state of line {line} is damaged")]
+    Line {
+        /// The line's number in the shard.
+        line: u32,
+    },
 }
 
 /// New bytes of a page.
@@ -126,14 +134,28 @@ pub(super) struct NewBytes<'a> {
     pub(super) data: &'a [u8],
 }
 
+/// A page of a line that another server gives.
+pub(super) struct StagedPage<'a> {
+    pub(super) version: u64,
+    pub(super) part: u8,
+    pub(super) link: u32,
+    pub(super) colour: Colour,
+    pub(super) space: Space,
+    /// `None` if it reads as zeros, or is free.
+    pub(super) bytes: Option<&'a [u8]>,
+}
+
 /// The pages of one shard.
 #[derive(Debug)]
 pub(super) struct Pages {
+    sizes: Sizes,
     memory: Memory,
+    /// Of own pages, then of the places for other servers' lines.
     states: Table<PageRecord>,
     /// The creator of the allocation whose first page this is. It is stored apart from the pages'
     /// states, which every access reads.
     creators: Table<CreatorRecord>,
+    pub(super) lines: LineTables,
     kept: Option<Journal>,
 }
 
@@ -148,30 +170,39 @@ struct Journal {
 }
 
 impl Pages {
-    /// `page_count` pages of `memory` that are not allocated.
-    pub(super) fn new(memory: ShardMemory, page_count: usize) -> Self {
+    /// The pages of `memory`, which are not allocated unless it holds contents.
+    pub(super) fn new(memory: ShardMemory) -> Self {
         let ShardMemory { pages, kept } = memory;
+        let sizes = Sizes::of(pages.len());
         match kept {
             None => Self {
+                sizes,
                 memory: pages,
-                states: Table::heap(page_count),
-                creators: Table::heap(page_count),
+                states: Table::heap(sizes.pages()),
+                creators: Table::heap(sizes.pages()),
+                lines: LineTables::heap(&sizes),
                 kept: None,
             },
             Some(kept) => {
-                let KeptShard { states, creators, redo, worn, fences, shared, places, .. } = kept;
-                let journal = Journal { redo, worn, fences, shared, places };
-                Self { memory: pages, states, creators, kept: Some(journal) }
+                let KeptShard { states, creators, lines, redo, worn, fences, .. } = kept;
+                let journal =
+                    Journal { redo, worn, fences, shared: kept.shared, places: kept.places };
+                Self { sizes, memory: pages, states, creators, lines, kept: Some(journal) }
             }
         }
     }
 
+    pub(super) const fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
     /// The memory of which [`Self::new`] made it, with its contents.
     pub(super) fn into_memory(self) -> ShardMemory {
-        let Self { memory: pages, states, creators, kept } = self;
+        let Self { memory: pages, states, creators, lines, kept, .. } = self;
         let kept = kept.map(|Journal { redo, worn, fences, shared, places }| KeptShard {
             states,
             creators,
+            lines,
             redo,
             worn,
             fences,
@@ -182,18 +213,30 @@ impl Pages {
         ShardMemory { pages, kept }
     }
 
-    /// The states of all pages.
+    /// The states of all own pages.
+    pub(super) fn own(&self) -> &[PageRecord] {
+        &self.states[..self.sizes.own_pages()]
+    }
+
+    /// The states of all pages: own ones, then the places for others'.
     pub(super) fn states(&self) -> &[PageRecord] {
         &self.states
+    }
+
+    pub(super) fn states_mut(&mut self) -> &mut [PageRecord] {
+        self.states.as_mut()
     }
 
     pub(super) fn state(&self, number: usize) -> &PageRecord {
         &self.states[number]
     }
 
+    /// The bytes of a page; zeros if it has no memory.
     pub(super) fn bytes(&self, number: usize, range: &Range<usize>) -> &[u8] {
-        let start = number * PAGE_BYTES;
-        self.memory.get(start + range.start..start + range.end)
+        match self.place(number) {
+            Some(start) => self.memory.get(start + range.start..start + range.end),
+            None => &ZEROS[range.clone()],
+        }
     }
 
     pub(super) fn creator(&self, number: usize) -> Creator {
@@ -260,8 +303,10 @@ impl Pages {
         stores::set(&mut self.states.as_mut()[number].is_complete, 1);
     }
 
-    /// Records why direct readers must not answer for a page, or that nothing prevents them.
-    pub(super) fn mark(&mut self, number: usize, marks: u8) {
+    /// Records whether a page is leased: then direct readers must not answer for it.
+    pub(super) fn set_leased(&mut self, number: usize, is_leased: bool) {
+        let leased = if is_leased { PageRecord::LEASED } else { 0 };
+        let marks = self.marks_of_frame(number) | leased;
         stores::set(&mut self.states.as_mut()[number].marks, marks);
     }
 
@@ -277,15 +322,50 @@ impl Pages {
         self.end();
     }
 
+    /// No version of a page is greater.
+    pub(super) const VERSION_MAX: u64 = SEQUENCE_MAX / 2;
+
+    /// Whether allocations of a space may be here.
+    pub(super) fn serves(&self, space: Space) -> bool {
+        let places = self.kept.as_ref().map(|journal| &journal.places);
+        places.is_none_or(|places| places.space(space).is_some())
+    }
+
+    /// Stores what a page of a line on its way has. Nobody is served from it, so there is no redo record, and no
+    /// sequence lock. Memory that gets no bytes has those of other pages.
+    pub(super) fn stage(&mut self, number: usize, page: &StagedPage<'_>) {
+        if let (Some(start), Some(bytes)) = (self.place(number), page.bytes) {
+            stores::copy(self.memory.get_mut(start..start + PAGE_BYTES), bytes);
+        }
+        let contents = if page.bytes.is_some() { Contents::WRITTEN } else { Contents::LEFTOVER };
+        let state = &mut self.states.as_mut()[number];
+        // Versions go on from the greater one, so that none ever names two contents.
+        let sequence = state.sequence.max(page.version * 2);
+        stores::set(&mut state.link, page.link);
+        stores::set(&mut state.colour, page.colour.bits());
+        stores::set(&mut state.space, page.space.0);
+        stores::set(&mut state.part, page.part);
+        stores::set(&mut state.contents, contents);
+        stores::set(&mut state.is_complete, 1);
+        stores::set(&mut state.checksum, PageRecord::NO_CHECKSUM);
+        stores::set(&mut state.sequence, sequence);
+    }
+
     /// Zeroes the bytes of free pages that are not zeros, adjacent ones together.
     pub(super) fn clear(&mut self, pages: Range<usize>) {
         let mut number = pages.start;
         while number < pages.end {
             let from = number;
-            while number < pages.end && self.states[number].holds() != Contents::Zeros {
+            while number < pages.end
+                && self.states[number].holds() != Contents::Zeros
+                && self.is_behind(from, number)
+            {
                 number += 1;
             }
-            stores::clear(self.memory.get_mut(from * PAGE_BYTES..number * PAGE_BYTES));
+            if let Some(start) = self.place(from) {
+                let bytes = (number - from) * PAGE_BYTES;
+                stores::clear(self.memory.get_mut(start..start + bytes));
+            }
             for state in &mut self.states.as_mut()[from..number] {
                 stores::set(&mut state.contents, Contents::ZEROS);
             }
@@ -348,7 +428,10 @@ impl Pages {
         let number = part.number as usize;
         let (start, end) =
             (usize::from(part.start), usize::from(part.start) + usize::from(part.bytes));
-        let bytes = self.memory.get_mut(number * PAGE_BYTES..(number + 1) * PAGE_BYTES);
+        let place = self.place(number);
+        let bytes = place.map(|place| self.memory.get_mut(place..place + PAGE_BYTES));
+        // A page that has no memory is never written; a damaged record could say so.
+        let Some(bytes) = bytes else { return };
         let state = &mut self.states.as_mut()[number];
         let before = contents_of(part.contents);
         stores::begin_change(&mut state.sequence);
@@ -369,7 +452,9 @@ impl Pages {
     fn apply_create(&mut self, extent: &Extent) {
         let Extent { sequence, worn, start, pages, colour, place, space } = *extent;
         let range = start as usize..start as usize + pages as usize;
-        for (back, page) in (0..).zip(&mut self.states.as_mut()[range]) {
+        for (back, number) in (0..).zip(range) {
+            let marks = self.marks_of_frame(number);
+            let page = &mut self.states.as_mut()[number];
             let (part, link) = place_of(back, pages);
             let contents = match page.contents {
                 Contents::ZEROS => Contents::ZEROS,
@@ -382,7 +467,7 @@ impl Pages {
             stores::set(&mut page.part, part);
             stores::set(&mut page.contents, contents);
             stores::set(&mut page.is_complete, 0);
-            stores::set(&mut page.marks, 0);
+            stores::set(&mut page.marks, marks);
             stores::set(&mut page.checksum, PageRecord::NO_CHECKSUM);
             stores::end_change(&mut page.sequence, sequence);
         }
@@ -409,6 +494,7 @@ impl Pages {
     /// [`Damaged`].
     pub(super) fn check(&self, first: ArenaGeneration) -> Result<(), Damaged> {
         let pending = self.pending()?;
+        self.check_lines()?;
         self.check_extents(pending.as_ref())?;
         self.check_colours(first, pending.as_ref())
     }
@@ -421,24 +507,27 @@ impl Pages {
     /// [`Damaged::Redo`], not after [`Self::check`].
     pub(super) fn take_over(&mut self) -> Result<u32, Damaged> {
         self.repeat()?;
+        self.take_over_lines();
+        for number in 0..self.states.len() {
+            // Leases end with the process.
+            let marks = self.marks_of_frame(number);
+            if self.states[number].marks != marks {
+                stores::set(&mut self.states.as_mut()[number].marks, marks);
+            }
+        }
         let mut freed = 0;
         let mut number = 0;
-        while number < self.states.len() {
+        while number < self.sizes.own_pages() {
             let state = self.states[number];
-            if state.marks != 0 {
-                // Leases end with the process.
-                stores::set(&mut self.states.as_mut()[number].marks, 0);
-            }
             match state.role() {
                 Use::None => {
-                    stores::set(&mut self.states.as_mut()[number].contents, Contents::WRITTEN);
+                    if state.contents != Contents::WRITTEN {
+                        stores::set(&mut self.states.as_mut()[number].contents, Contents::WRITTEN);
+                    }
                     number += 1;
                 }
                 Use::Head | Use::Body => {
                     let end = number + state.link as usize;
-                    for body in number + 1..end {
-                        stores::set(&mut self.states.as_mut()[body].marks, 0);
-                    }
                     if state.is_complete == 0 {
                         self.delete(&(number..end));
                         freed += 1;
@@ -455,7 +544,7 @@ impl Pages {
     /// The change that was under way when the last process ended, if it can be repeated.
     fn pending(&self) -> Result<Option<Pending<'_>>, Damaged> {
         let Some(journal) = &self.kept else { return Ok(None) };
-        let page_count = self.states.len();
+        let (page_count, own_count) = (self.states.len(), self.sizes.own_pages());
         let pending = journal.redo.pending().map_err(|()| Damaged::Redo)?;
         let is_good = match &pending {
             None => true,
@@ -469,7 +558,7 @@ impl Pages {
             }
             Some(Pending::Create(extent) | Pending::Delete(extent)) => {
                 let end = (extent.start as usize).checked_add(extent.pages as usize);
-                extent.pages > 0 && end.is_some_and(|end| end <= page_count)
+                extent.pages > 0 && end.is_some_and(|end| end <= own_count)
             }
         };
         is_good.then_some(pending).ok_or(Damaged::Redo)
@@ -509,7 +598,7 @@ impl Pages {
             let colour = page.colour().generation_and_tag();
             is_unused || colour.is_some_and(|(generation, tag)| generation >= first && tag.0 != 0)
         };
-        let bad = (0..self.states.len()).find(|number| {
+        let bad = (0..self.sizes.own_pages()).find(|number| {
             let page = self.state_after(*number, pending);
             !page.is_some_and(is_good)
         });
@@ -546,11 +635,19 @@ impl Pages {
     /// Whether all pages of every allocation belong to it, and it to a space that is served.
     fn check_extents(&self, pending: Option<&Pending<'_>>) -> Result<(), Damaged> {
         let state = |number| self.state_after(number, pending);
-        let places = self.kept.as_ref().map(|journal| &journal.places);
-        let is_served = |space| places.is_none_or(|places| places.space(space).is_some());
+        let is_served = |space| self.serves(space);
+        let own_count = self.sizes.own_pages();
+        let damaged = |number| Damaged::Page { page: narrow(number) };
+        for number in own_count..self.states.len() {
+            let is_used = self.entry(number / LINE_PAGES).state != LineEntry::DEFAULT;
+            let Some(page) = state(number).filter(|_| is_used) else { continue };
+            let is_changing = !page.sequence.is_multiple_of(2);
+            if page.part > Use::BODY || page.sequence > SEQUENCE_MAX || is_changing {
+                return Err(damaged(number));
+            }
+        }
         let mut number = 0;
-        while let Some(head) = state(number) {
-            let damaged = |number| Damaged::Page { page: narrow(number) };
+        while let Some(head) = state(number).filter(|_| number < own_count) {
             let is_changing = !head.sequence.is_multiple_of(2);
             if head.part > Use::BODY || head.sequence > SEQUENCE_MAX || is_changing {
                 return Err(damaged(number));
@@ -562,7 +659,7 @@ impl Pages {
                     let length = head.link as usize;
                     let end = number.checked_add(length);
                     let end = end.filter(|_| length > 0 && is_served(head.space()));
-                    let end = end.filter(|end| *end <= self.states.len()).ok_or(damaged(number))?;
+                    let end = end.filter(|end| *end <= own_count).ok_or(damaged(number))?;
                     for (back, body) in (1..).zip(number + 1..end) {
                         let is_its = |body: PageRecord| {
                             body.part == Use::BODY
@@ -613,6 +710,6 @@ impl Pages {
     }
 
     pub(super) fn byte_of(&self, page: usize, place: usize) -> u8 {
-        self.memory.get(page * PAGE_BYTES..(page + 1) * PAGE_BYTES)[place]
+        self.bytes(page, &(place..place + 1))[0]
     }
 }

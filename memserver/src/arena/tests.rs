@@ -2,7 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use bluebridge_wire::{NodeId, Tag};
+use bluebridge_protocol::store::Line;
+use bluebridge_wire::{
+    NodeId, Tag,
+    line::{PageContents, Part},
+};
 use proptest::prelude::*;
 
 use super::*;

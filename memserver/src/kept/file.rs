@@ -33,6 +33,7 @@ use crate::{
     Arena,
     direct::{DirectMemory, NoDirectReads, map},
     memory::{self, HUGE_PAGE_BYTES, PageKind, Table, Windows},
+    sizes::SHARD_BYTES_MAX,
     reserve::{self, Claim, Reserved},
 };
 
@@ -259,10 +260,10 @@ impl ArenaFile {
         let huge = HUGE_PAGE_BYTES as u64;
         let unit = if share >= huge { huge } else { PAGE_BYTES as u64 };
         let shard_bytes = usize::try_from(share - share % unit).unwrap_or(usize::MAX);
-        let fits = shard_bytes as u64 <= 1 << bluebridge_wire::address::SHARD_SHIFT;
+        let fits = shard_bytes as u64 <= SHARD_BYTES_MAX;
         if shard_bytes == 0 || shard_count > 256 || !fits {
             let words = format!(
-                "{bytes} bytes for {shard_count} shards; a shard takes 4 KiB to 1 TiB, and there are \
+                "{bytes} bytes for {shard_count} shards; a shard takes 4 KiB to 512 GiB, and there are \
                  1 to 256 shards"
             );
             return Err(ArenaFileError::Size(words));

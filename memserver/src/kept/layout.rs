@@ -1,7 +1,7 @@
 //! Where in an arena's file everything is.
 //!
 //! An arena begins with a page of its own, the [`Header`]. Then come the counters of direct readers,
-//! and the shards' redo records, worn colours, fences, page states, creators and what they share with
+//! and the shards' redo records, worn colours, fences, lines, page states, creators and what they share with
 //! direct readers, shard by shard, and at the end the pages of all shards. Each part begins at a page.
 //!
 //! In an arena that the kernel reads, each page is a value of a BPF map, and the header is in a file of
@@ -17,17 +17,22 @@ use bluebridge_wire::{
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::{CreatorRecord, KeptShard, PageRecord, ShardMemory, redo};
+use super::{
+    CreatorRecord, KeptShard, PageRecord, ShardMemory,
+    lines::{ALLOWANCES, AllowanceRecord, Floors, LineEntry, LineTables},
+    redo,
+};
 use crate::{
     direct::{Counters, PROCESSORS, Places as DirectPlaces, SESSIONS, SharedPart},
     memory::{self, Memory, Part, Table, Windows},
+    sizes::Sizes,
 };
 
 /// The first bytes of every arena's file.
 pub(crate) const MAGIC: [u8; 8] = ARENA_MAGIC;
 
 /// The version of this layout: it changes with every change of it.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 
 /// The most spaces of a server with kept memory.
 pub(crate) const SPACES_MAX: usize = 64;
@@ -110,6 +115,10 @@ struct ShardRanges {
     redo_data: Range<usize>,
     worn: Range<usize>,
     fences: Range<usize>,
+    floors: Range<usize>,
+    allowances: Range<usize>,
+    frames: Range<usize>,
+    lines: Range<usize>,
     states: Range<usize>,
     creators: Range<usize>,
     shared: Range<usize>,
@@ -127,19 +136,23 @@ impl Cursor {
 }
 
 impl Layout {
-    fn page_count(&self) -> usize {
-        self.shard_bytes / PAGE_BYTES
+    fn sizes(&self) -> Sizes {
+        Sizes::of(self.shard_bytes)
     }
 
     fn shard(&self, cursor: &mut Cursor) -> ShardRanges {
-        let (pages, spaces) = (self.page_count(), self.spaces.len());
+        let (sizes, spaces) = (self.sizes(), self.spaces.len());
         ShardRanges {
             redo_head: cursor.take(redo::RECORD_BYTES - LINE_BYTES),
             redo_data: cursor.take(LINE_BYTES),
             worn: cursor.take(spaces * size_of::<u64>()),
             fences: cursor.take(spaces * NODES * size_of::<u32>()),
-            states: cursor.take(pages * size_of::<PageRecord>()),
-            creators: cursor.take(pages * size_of::<CreatorRecord>()),
+            floors: cursor.take(size_of::<Floors>()),
+            allowances: cursor.take(ALLOWANCES * size_of::<AllowanceRecord>()),
+            frames: cursor.take(sizes.lines() * size_of::<u32>()),
+            lines: cursor.take(sizes.lines() * size_of::<LineEntry>()),
+            states: cursor.take(sizes.pages() * size_of::<PageRecord>()),
+            creators: cursor.take(sizes.pages() * size_of::<CreatorRecord>()),
             shared: cursor.take(SharedPart::BYTES),
         }
     }
@@ -168,7 +181,8 @@ impl Layout {
             counters: value(Some(&counters)),
             // All shards have the same parts.
             stride: states.get(1).map_or(0, |second| second - first),
-            shard_pages: u32::try_from(self.page_count()).unwrap_or(u32::MAX),
+            // Pages whose bytes have the same number. All others are refused to direct readers.
+            shard_pages: u32::try_from(self.sizes().memory_pages).unwrap_or(u32::MAX),
             shard_count: self.shard_count.into(),
             session_count: SESSIONS,
             processors: PROCESSORS,
@@ -197,9 +211,10 @@ impl Layout {
         let Ranges { counters, shards, pages, .. } = self.ranges();
         let is_direct = matches!(mapped, Mapped::InWindows { .. });
         let metadata = shards.into_iter().flat_map(|shard| {
-            let ShardRanges { redo_head, redo_data, worn, fences, states, creators, shared } =
-                shard;
-            [redo_head, redo_data, worn, fences, states, creators, shared]
+            let ShardRanges { redo_head, redo_data, worn, fences, floors, allowances, .. } = shard;
+            let ShardRanges { frames, lines, states, creators, shared, .. } = shard;
+            let tables = [floors, allowances, frames, lines, states, creators, shared];
+            [redo_head, redo_data, worn, fences].into_iter().chain(tables)
         });
         let front = [0..PAGE_BYTES, counters];
         let mut ranges: Vec<_> = front.into_iter().chain(metadata).collect();
@@ -222,7 +237,7 @@ impl Layout {
         let mut next = || parts.next().expect("as many parts as ranges");
         let header = Table::mapped(next(), 1);
         let counters = Counters::new(next());
-        let page_count = self.page_count();
+        let sizes = self.sizes();
         let (space_count, places) = (self.spaces.len(), Places(self.spaces.clone().into()));
         let kept: Vec<_> = (0..self.shard_count)
             .map(|_| {
@@ -234,12 +249,17 @@ impl Layout {
                     Table::mapped(next(), space_count),
                     Table::mapped(next(), space_count * NODES),
                 );
+                let (floors, allowances) =
+                    (Table::mapped(next(), 1), Table::mapped(next(), ALLOWANCES));
+                let (frames, entries) =
+                    (Table::mapped(next(), sizes.lines()), Table::mapped(next(), sizes.lines()));
+                let lines = LineTables { frames, entries, floors, allowances };
                 let (states, creators) =
-                    (Table::mapped(next(), page_count), Table::mapped(next(), page_count));
+                    (Table::mapped(next(), sizes.pages()), Table::mapped(next(), sizes.pages()));
                 let shared = SharedPart::new(next());
                 let shared = is_direct.then_some(shared);
                 let places = places.clone();
-                KeptShard { redo, worn, fences, states, creators, shared, places, has_contents }
+                KeptShard { redo, worn, fences, lines, states, creators, shared, places, has_contents }
             })
             .collect();
         let shards = kept

@@ -303,7 +303,7 @@ fn a_file_whose_maker_was_killed_is_made_again_or_dropped() {
 fn a_file_without_room_is_refused() {
     let directory = Directory::new("room");
     // Far more than any machine has: that must be known before anything is allocated.
-    let file = ArenaFile { bytes: 1 << 48, shard_count: 256, ..directory.file() };
+    let file = ArenaFile { bytes: 1 << 47, shard_count: 256, ..directory.file() };
     let error = open(&file).unwrap_err();
     assert!(matches!(error, ArenaFileError::NoRoom { .. }), "{error}");
     assert!(!file.path.exists(), "it takes no memory");

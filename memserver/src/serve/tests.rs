@@ -6,7 +6,7 @@ use std::{collections::VecDeque, io, sync::mpsc::sync_channel};
 use bluebridge_protocol::{
     direct::{Shared, SharedShard},
     responder::{Authority, Config, Event},
-    store::{Access, Grant, Line, StoreUsage},
+    store::{Access, Grant, LineStore, StoreUsage},
 };
 use bluebridge_transport::{Capabilities, Counters, Incoming, ManualClock};
 use bluebridge_wire::{
@@ -141,11 +141,11 @@ impl PageStore for Refusing {
     fn version(&self, page: u64) -> u64 {
         self.0.version(page)
     }
-    fn line(&self, first_page: u64) -> Option<Line> {
-        self.0.line(first_page)
+    fn lines(&self) -> &dyn LineStore {
+        self.0.lines()
     }
-    fn withhold(&mut self, pages: Range<u64>, is_withheld: bool) {
-        self.0.withhold(pages, is_withheld);
+    fn lines_mut(&mut self) -> &mut dyn LineStore {
+        self.0.lines_mut()
     }
     fn shared(&self) -> Shared<'_> {
         Shared { sessions: &[], shard: Some(&self.1) }
@@ -325,7 +325,7 @@ fn readers_pass_on_before_an_order_counts_as_executed() {
     let (Shard { transport, responder, store, idle, .. }, ..) = shard(Behaviour::Slow(9));
     let store = Refusing(store, SharedShard::default());
     let mut shard = Shard::new(transport, responder, store, idle);
-    shard.responder.begin(Timestamp::ZERO, &shard.store);
+    shard.responder.begin(Timestamp::ZERO, &mut shard.store);
     let statistics = ShardStatistics::default();
     let authority = Authority { range_epoch: 1, expires_at: None };
     for (order, open_until) in [

@@ -179,7 +179,7 @@ impl Responder {
         if let Err(status) = form {
             return self.refuse(request, status.into());
         }
-        self.raise_incarnation(request, store);
+        self.raise_incarnation(request.now, &request.requester(), store);
         if let Some(slot) = self.sessions.opened_by(&requester, header.sequence) {
             self.counters.count(Event::OpenRepeated);
             self.sessions.touch(request.now, slot);
@@ -254,15 +254,15 @@ impl Responder {
         !quarantine_ended
     }
 
-    /// Records the requester's incarnation; a higher one ends the sessions of older ones.
+    /// Records a requester's incarnation; a higher one ends the sessions of older ones.
     pub(super) fn raise_incarnation<S: PageStore + ?Sized>(
         &mut self,
-        request: &Request<'_>,
+        now: Timestamp,
+        requester: &RequesterId,
         store: &mut S,
     ) {
-        let requester = &request.requester();
         let raised = self.incarnations.raise(requester);
-        self.incarnations.note(requester, request.now);
+        self.incarnations.note(requester, now);
         if raised != Raised::No {
             let RequesterId { space, node, incarnation } = *requester;
             store.keep_fence(space, node, incarnation);
@@ -272,7 +272,7 @@ impl Responder {
             return;
         }
         self.counters.count(Event::IncarnationRaised);
-        self.end_superseded_leases(request);
+        self.end_superseded_leases(now, requester);
         while let Some(slot) = self.sessions.superseded_by(requester) {
             self.end_session(slot, Event::SessionSuperseded, store);
         }

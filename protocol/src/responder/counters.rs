@@ -123,6 +123,8 @@ events! {
     ProvisionalRepeated = "provisional_repeated",
     /// A well-formed datagram with a valid CRC.
     Received = "received",
+    /// A migration brought a line here.
+    LineAdopted = "line_adopted",
     /// A request on an adopted range.
     ServedAdopted = "served_adopted",
     /// A session ended by CLOSE.

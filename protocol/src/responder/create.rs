@@ -196,7 +196,7 @@ impl Responder {
         })?;
         let grant = store.create(requester.space, pages)?;
         store.note_creator(grant.location, creator(request));
-        self.raise_incarnation(request, store);
+        self.raise_incarnation(request.now, &request.requester(), store);
         let expires_at = request.now + self.timers.provisional;
         self.wake_by(expires_at);
         self.counters.count(Event::ProvisionalCreated);

@@ -2,7 +2,7 @@
 
 use bluebridge_wire::{
     Command, Flags, Header, Location, Status, Tag, Usage,
-    address::{Fields, PAGE_SHIFT},
+    address::{Fields, PAGE_SHIFT, SHARD_SHIFT},
 };
 
 use super::{
@@ -10,12 +10,13 @@ use super::{
     admit::{Execution, Request},
     cut::{PagePart, Pieces},
     lease::{line_bits, line_of},
+    ranges::Moved,
     record::Record,
     replies::{INLINE_BYTES, ReplyPath},
 };
 use crate::{
     Timestamp,
-    store::{Access, Grant, PageStore},
+    store::{ADOPTED_PAGES_FROM, Access, Grant, PageStore},
 };
 
 /// The page shift in every header.
@@ -458,11 +459,15 @@ impl Responder {
         self.check_epoch(request)?;
         let node = request.datagram.target.node;
         let local = if self.is_own_node(node) {
-            if let Some(to) = self.ranges.moved_to(location.page()) {
-                let detail = self.ranges.moved_block_pages(location.page());
-                return Err(Refusal { node: to.0, detail, ..Status::Moved.into() });
+            match self.ranges.moved_to(location.page()) {
+                Some(Moved::To(to)) => {
+                    let detail = self.ranges.moved_block_pages(location.page());
+                    return Err(Refusal { node: to.0, detail, ..Status::Moved.into() });
+                }
+                // The controller will say where.
+                Some(Moved::Somewhere) => return Err(Status::Busy.into()),
+                None => location,
             }
-            location
         } else {
             let local = self.ranges.local(node, location);
             local.ok_or(Status::WrongNode)?
@@ -565,8 +570,19 @@ fn numbers(mut bits: u32) -> impl Iterator<Item = u32> {
 }
 
 pub(super) fn memory(request: &Request<'_>) -> Result<Location, Status> {
-    Location::from_bits(request.datagram.target.location).ok_or(Status::Malformed)
+    let bits = request.datagram.target.location;
+    let location = Location::from_bits(bits).ok_or(Status::Malformed)?;
+    if location.page() % SHARD_PAGES < ADOPTED_PAGES_FROM {
+        return Ok(location);
+    }
+    // No pointer names the places of other nodes' lines. It is as far out of range as the last own page, which no
+    // store has; the generation is checked first, as for others.
+    let back = (location.page() % SHARD_PAGES - (ADOPTED_PAGES_FROM - 1)) << PAGE_SHIFT;
+    Location::new(location.generation(), location.offset() - back).ok_or(Status::OutOfRange)
 }
+
+/// Pages of the addresses of a shard.
+const SHARD_PAGES: u64 = 1 << (SHARD_SHIFT - PAGE_SHIFT);
 
 /// For requests without data.
 pub(super) fn no_data(request: &Request<'_>) -> Result<(), Status> {

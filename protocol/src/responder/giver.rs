@@ -16,12 +16,15 @@ use super::{
     Event, Refusal, Responder,
     admit::{Execution, Request},
     execute::{memory, no_data},
-    givings::{AllowError, Allowance},
+    givings::AllowError,
     lease::{lease_record, line_of},
     ranges::RangeError,
     record::Record,
 };
-use crate::{Timestamp, store::PageStore};
+use crate::{
+    Timestamp,
+    store::{Allowance, PageStore},
+};
 
 /// A line of a migration, by its first page in the store.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -53,9 +56,10 @@ impl Responder {
         if self.ranges.has_moved_in(&allowance.pages) {
             return Err(AllowError::Overlap);
         }
+        let lines = store.lines_mut();
         let fences = self.incarnations.fences(allowance.space);
-        if self.givings.allow(allowance, fences)? {
-            store.withhold(allowance.pages.clone(), true);
+        if self.givings.allow(allowance, fences, || lines.keep_allowance(allowance, true))? {
+            lines.withhold(allowance.pages.clone(), true);
             self.counters.count(Event::MigrationAllowed);
         }
         Ok(())
@@ -76,8 +80,11 @@ impl Responder {
         if !core::mem::replace(&mut giving.is_open, false) {
             return Ok(());
         }
+        let lines = store.lines_mut();
+        // It is known, so there is room for it.
+        let _ = lines.keep_allowance(&giving.allowance, false);
         for pages in giving.rows(false) {
-            store.withhold(pages, false);
+            lines.withhold(pages, false);
         }
         let Allowance { pages, space, taker, .. } = giving.allowance.clone();
         let Self { leases, queue, counters, .. } = self;
@@ -97,15 +104,23 @@ impl Responder {
     }
 
     /// Forgets a migration that was withdrawn, after the home has learned who serves its lines: of own pages, this
-    /// server remembers that they moved; it no longer serves those of others. Call [`Self::publish`] afterwards.
+    /// server remembers that they moved; it no longer serves those of others. Their memory may be used for others.
     ///
     /// # Errors
-    /// [`AllowError::Open`], [`AllowError::Unknown`], or [`AllowError::Full`] if there is no room for the ranges;
-    /// nothing changed.
-    pub fn close_migration(&mut self, migration: u64) -> Result<(), AllowError> {
+    /// [`AllowError::Open`], [`AllowError::Unknown`], [`AllowError::Replies`] as long as there are any, or
+    /// [`AllowError::Full`] if there is no room for the ranges; nothing changed.
+    pub fn close_migration<S: PageStore + ?Sized>(
+        &mut self,
+        migration: u64,
+        store: &mut S,
+    ) -> Result<(), AllowError> {
         let giving = self.givings.find(migration).ok_or(AllowError::Unknown)?;
         if giving.is_open {
             return Err(AllowError::Open);
+        }
+        // A reply refers to the bytes of its page until it is sent.
+        if self.replies.len() > 0 {
+            return Err(AllowError::Replies);
         }
         let (rows, to): (Vec<_>, _) = (giving.rows(true).collect(), giving.allowance.taker);
         self.ranges.give_away(&rows, to).map_err(|error| match error {
@@ -114,7 +129,11 @@ impl Responder {
             RangeError::Unaligned => AllowError::Unaligned,
         })?;
         self.givings.remove(migration);
+        let lines = store.lines_mut();
+        lines.forget_allowance(migration);
+        rows.into_iter().for_each(|pages| lines.clear_given(pages));
         self.counters.count(Event::MigrationClosed);
+        self.publish(store);
         Ok(())
     }
 
@@ -183,7 +202,7 @@ impl Responder {
         }
         // Pages of an incomplete ALLOC_WRITE still get bytes that the taker would not have, and those that wait for a
         // CONFIRM may still be freed.
-        if !store.line(line.first_page).ok_or(Status::OutOfRange)?.is_settled {
+        if !store.lines().line(line.first_page).ok_or(Status::OutOfRange)?.is_settled {
             return Err(Status::Busy.into());
         }
         Ok(line)
@@ -237,7 +256,7 @@ impl Responder {
                 return Err(Refusal { node, ..Status::Moved.into() });
             }
             self.all_held(request, line.pages(), record.value)?;
-            let pages = store.line(line.first_page).ok_or(Status::OutOfRange)?.pages;
+            let pages = store.lines().line(line.first_page).ok_or(Status::OutOfRange)?.pages;
             Ok((line, pages))
         });
         match found {
@@ -253,11 +272,11 @@ impl Responder {
     pub(super) fn keep_line<S: PageStore + ?Sized>(
         &mut self,
         execution: &Execution<'_>,
-        store: &S,
+        store: &mut S,
     ) {
         let request = execution.request;
         let kept = self.line_of_migration(request, store).and_then(|line| {
-            self.mark(request, line)?;
+            self.mark(request, line, store)?;
             Ok(line)
         });
         match kept {
@@ -266,7 +285,12 @@ impl Responder {
         }
     }
 
-    fn mark(&mut self, request: &Request<'_>, line: GivenLine) -> Result<(), Refusal> {
+    fn mark<S: PageStore + ?Sized>(
+        &mut self,
+        request: &Request<'_>,
+        line: GivenLine,
+        store: &mut S,
+    ) -> Result<(), Refusal> {
         let number = line_of(line.first_page);
         let giving = self.givings.find(line.migration).ok_or(Status::StaleRangeEpoch)?;
         if giving.is_marked(number) {
@@ -281,6 +305,7 @@ impl Responder {
         // All pages: each could have been lost alone.
         self.all_held(request, line.pages(), request.header().lease_epoch)?;
         if let Some(giving) = self.givings.find_mut(line.migration) {
+            store.lines_mut().give(line.first_page);
             giving.mark(number);
         }
         // Whoever waits for a page of the line learns that it moved.

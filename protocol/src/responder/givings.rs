@@ -3,31 +3,15 @@
 
 use core::ops::Range;
 
-use bluebridge_wire::{Fence, NodeId, Space, address::LINE_PAGES, line::FENCES_MAX};
+use bluebridge_wire::{Fence, Space, address::LINE_PAGES, line::FENCES_MAX};
 
 use super::{ranges::block_pages, sessions::RequesterId};
+use crate::store::Allowance;
 
 const LINE: u64 = LINE_PAGES as u64;
 
 /// Marks in a word.
 const WORD_LINES: u64 = u64::BITS as u64;
-
-/// The permission to take lines away, as the controller recorded the migration.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Allowance {
-    /// The migration's id. A later migration has a higher one.
-    pub migration: u64,
-    /// The range epoch that the migration's requests name.
-    pub range_epoch: u32,
-    /// The pages of this server's store; whole lines.
-    pub pages: Range<u64>,
-    /// The space of their allocations.
-    pub space: Space,
-    /// The server that will serve them.
-    pub taker: NodeId,
-    /// Its incarnation: a later one has lost what it took.
-    pub taker_incarnation: u32,
-}
 
 /// Why the giver does not allow a migration.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
@@ -57,6 +41,9 @@ pub enum AllowError {
     /// The migration must be withdrawn first.
     #[error("the migration must be withdrawn before it is closed")]
     Open,
+    /// Replies may contain bytes of its lines; send them first.
+    #[error("replies must be sent before the migration is closed")]
+    Replies,
 }
 
 /// One migration at its giver.
@@ -118,6 +105,9 @@ pub(super) struct Givings {
     last_migration: u64,
     /// Of the spaces in which there is a migration.
     journals: Vec<FenceJournal>,
+    /// The number before the first fence. It is another one in each process, so that a taker that knows fences of an
+    /// earlier process reads all.
+    first_fence: u32,
 }
 
 impl Givings {
@@ -128,6 +118,43 @@ impl Givings {
             limit,
             last_migration: 0,
             journals: Vec::with_capacity(limit),
+            first_fence: 0,
+        }
+    }
+
+    /// Goes on where an earlier process ended: its last migration, and the number of this process.
+    pub(super) const fn resume(&mut self, last_migration: u64, process: u8) {
+        self.last_migration = last_migration;
+        self.first_fence = (process as u32) << 24;
+    }
+
+    /// Takes over a migration that an earlier process allowed.
+    pub(super) fn restore(
+        &mut self,
+        allowance: &Allowance,
+        is_open: bool,
+        given_lines: &[u64],
+        fences: impl Iterator<Item = Fence>,
+    ) {
+        self.insert(allowance, fences);
+        if let Some(giving) = self.find_mut(allowance.migration) {
+            giving.is_open = is_open;
+            let lines = given_lines.iter().map(|page| page / LINE);
+            let range = allowance.pages.start / LINE..allowance.pages.end / LINE;
+            lines.filter(|line| range.contains(line)).for_each(|line| giving.mark(line));
+        }
+    }
+
+    fn insert(&mut self, allowance: &Allowance, fences: impl Iterator<Item = Fence>) {
+        let Range { start, end } = allowance.pages;
+        let index = self.all.partition_point(|other| other.allowance.pages.end <= start);
+        let words = ((end - start) / LINE).div_ceil(WORD_LINES);
+        let marks = vec![0; usize::try_from(words).unwrap_or(0)].into_boxed_slice();
+        self.all.insert(index, Giving { allowance: allowance.clone(), is_open: true, marks });
+        self.last_migration = self.last_migration.max(allowance.migration);
+        if !self.journals.iter().any(|journal| journal.space == allowance.space) {
+            let journal = FenceJournal::new(allowance.space, self.first_fence, fences);
+            self.journals.push(journal);
         }
     }
 
@@ -140,7 +167,8 @@ impl Givings {
         self.all.is_empty()
     }
 
-    /// Allows a migration; returns whether it was not allowed before. `fences` are those of its space.
+    /// Allows a migration; returns whether it was not allowed before. `fences` are those of its space. `keep` keeps
+    /// it for the next process, and returns false if there is no room.
     ///
     /// # Errors
     /// [`AllowError`]; nothing changed.
@@ -148,6 +176,7 @@ impl Givings {
         &mut self,
         allowance: &Allowance,
         fences: impl Iterator<Item = Fence>,
+        keep: impl FnOnce() -> bool,
     ) -> Result<bool, AllowError> {
         if let Some(known) = self.find(allowance.migration) {
             return match (known.allowance == *allowance, known.is_open) {
@@ -171,13 +200,10 @@ impl Givings {
         if self.all.get(index).is_some_and(|other| other.allowance.pages.start < end) {
             return Err(AllowError::Overlap);
         }
-        let words = ((end - start) / LINE).div_ceil(WORD_LINES);
-        let marks = vec![0; usize::try_from(words).unwrap_or(0)].into_boxed_slice();
-        self.all.insert(index, Giving { allowance: allowance.clone(), is_open: true, marks });
-        self.last_migration = allowance.migration;
-        if !self.journals.iter().any(|journal| journal.space == allowance.space) {
-            self.journals.push(FenceJournal::new(allowance.space, fences));
+        if !keep() {
+            return Err(AllowError::Full);
         }
+        self.insert(allowance, fences);
         Ok(true)
     }
 
@@ -262,8 +288,8 @@ struct FenceJournal {
 const OUTDATED_MAX: usize = 64;
 
 impl FenceJournal {
-    fn new(space: Space, fences: impl Iterator<Item = Fence>) -> Self {
-        let mut journal = Self { space, entries: Vec::new(), last: 0, room: usize::MAX };
+    fn new(space: Space, last: u32, fences: impl Iterator<Item = Fence>) -> Self {
+        let mut journal = Self { space, entries: Vec::new(), last, room: usize::MAX };
         for fence in fences {
             journal.note(fence);
         }

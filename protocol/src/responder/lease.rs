@@ -413,9 +413,9 @@ impl Responder {
     }
 
     /// Ends the leases of older incarnations of the requester's node.
-    pub(super) fn end_superseded_leases(&mut self, request: &Request<'_>) {
+    pub(super) fn end_superseded_leases(&mut self, now: Timestamp, requester: &RequesterId) {
         let Self { leases, queue, counters, .. } = self;
-        leases.end_superseded(request.now, &request.requester(), |page, how| {
+        leases.end_superseded(now, requester, |page, how| {
             counters.count(match how {
                 LeaseEnd::Superseded => Event::LeaseSuperseded,
                 _ => Event::LeaseExpired,

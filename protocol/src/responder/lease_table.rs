@@ -196,6 +196,34 @@ impl LeaseTable {
         self.running_count
     }
 
+    /// The last epoch that was granted, or that grants began above.
+    pub(super) const fn last_epoch(&self) -> u64 {
+        self.last_epoch
+    }
+
+    /// The part of epochs that differs from the server's other processes, as far as it is that large.
+    #[expect(clippy::cast_possible_truncation, reason = "epochs have 8 bits above those that count grants")]
+    pub(super) const fn process(&self) -> u8 {
+        (self.last_epoch >> EPOCH_COUNT_BITS) as u8
+    }
+
+    /// Grants have epochs above this one from now on.
+    pub(super) const fn raise_epoch(&mut self, epoch: u64) {
+        if epoch > self.last_epoch && epoch <= LEASE_EPOCH_MAX {
+            self.last_epoch = epoch;
+        }
+    }
+
+    /// Grants have epochs above all that another process can have granted, whose epochs are above this one: unless
+    /// there are 2^40 of them, they have the same upper part. After the last one comes the first, when the leases of
+    /// 255 processes ago are long over.
+    pub(super) const fn begin_above(&mut self, floor: u64) {
+        let next = (floor >> EPOCH_COUNT_BITS) + 1;
+        if next << EPOCH_COUNT_BITS > self.last_epoch {
+            self.last_epoch = (next & 0xff) << EPOCH_COUNT_BITS;
+        }
+    }
+
     /// The next epoch for a grant. It wraps after 2^48 grants, when the first ones are long over.
     pub(super) const fn next_epoch(&mut self) -> u64 {
         self.last_epoch = if self.last_epoch >= LEASE_EPOCH_MAX { 1 } else { self.last_epoch + 1 };

@@ -17,10 +17,13 @@
 //! * `sessions`, `session_ids` and `session_index`: the sessions; `record`: the state of one request.
 //! * `trains`: pieces of incomplete pages; `provisional`: unconfirmed pages; `shares`: how much of
 //!   either a node may use.
-//! * `giver` and `givings`: lines that other servers take. `ranges`: pages that moved; `notice`: multicast notices; `replies`: the reply queue.
+//! * `giver` and `givings`: lines that other servers take; `adopted`: lines of others, and what an
+//!   earlier process left of migrations; `ranges`: where pages are that moved.
+//! * `notice`: multicast notices; `replies`: the reply queue.
 //! * `readers`: what is shared with readers that answer READs without the responder.
 
 mod admit;
+mod adopted;
 mod config;
 mod counters;
 mod create;
@@ -61,7 +64,8 @@ use crate::{
 };
 pub use config::{Authority, Config, ConfigError, Limits, Timers};
 pub use counters::{Counters, Event};
-pub use givings::{AllowError, Allowance};
+pub use crate::store::Allowance;
+pub use givings::AllowError;
 pub use ranges::{Adopted, RangeError};
 pub use replies::SealedReply;
 
@@ -164,13 +168,16 @@ impl Responder {
     /// requests no earlier process can have executed.
     ///
     /// If the store has direct readers, they may answer from now on.
-    pub fn begin<S: PageStore + ?Sized>(&mut self, now: Timestamp, store: &S) {
+    /// Lines that an earlier process gave away, or has of others, stay so; see [`PageStore::lines`] for those whose
+    /// end is in doubt.
+    pub fn begin<S: PageStore + ?Sized>(&mut self, now: Timestamp, store: &mut S) {
         self.begun_at = Some(now);
         store.fences(&mut |space, node, incarnation| {
             let requester = RequesterId { space, node, incarnation };
             self.incarnations.raise(&requester);
             self.incarnations.note(&requester, now);
         });
+        self.resume_migrations(store);
         self.begin_sharing(store);
     }
 

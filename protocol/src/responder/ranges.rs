@@ -14,7 +14,8 @@ const BLOCK_PAGES_MAX: u64 = 1 << 18;
 pub struct Adopted {
     /// The home node, which stays in the pointers.
     pub node: NodeId,
-    /// The generation in the pointers.
+    /// The first generation of the home's contents. Pointers have this one or a later one, until the home begins
+    /// anew with a later one yet.
     pub generation: ArenaGeneration,
     /// The first page by the home node's numbers; the start of a line.
     pub first_page: u64,
@@ -22,8 +23,15 @@ pub struct Adopted {
     pub page_count: u64,
     /// Where the first page is in this server's store; the start of a line.
     pub local_page: u64,
-    /// The generation that its pages have in this server's store.
-    pub local_generation: ArenaGeneration,
+}
+
+/// Where a page is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Moved {
+    /// At this node.
+    To(NodeId),
+    /// Elsewhere; the process does not know where, because an earlier one gave it away.
+    Somewhere,
 }
 
 /// Why a range cannot be recorded.
@@ -43,7 +51,7 @@ pub enum RangeError {
 
 /// Both tables, each sorted and without overlaps.
 pub(super) struct Ranges {
-    moved: Vec<(Range<u64>, NodeId)>,
+    moved: Vec<(Range<u64>, Moved)>,
     adopted: Vec<Adopted>,
     limit: usize,
 }
@@ -56,15 +64,75 @@ impl Ranges {
 
     pub(super) fn add_moved(&mut self, pages: Range<u64>, to: NodeId) -> Result<(), RangeError> {
         check(&pages)?;
-        if self.moved.len() == self.limit {
-            return Err(RangeError::Full);
-        }
-        let index = self.moved.partition_point(|(range, _)| range.end <= pages.start);
-        if self.moved.get(index).is_some_and(|(range, _)| range.start < pages.end) {
+        let overlaps = |(range, place): &(Range<u64>, Moved)| {
+            *place != Moved::Somewhere && range.start < pages.end && pages.start < range.end
+        };
+        if self.moved.iter().any(overlaps) {
             return Err(RangeError::Overlap);
         }
-        self.moved.insert(index, (pages, to));
+        let mut after = self.moved_without(&pages, |place| place == Moved::Somewhere);
+        if after.len() >= self.limit {
+            return Err(RangeError::Full);
+        }
+        let index = after.partition_point(|(range, _)| range.end <= pages.start);
+        after.insert(index, (pages, Moved::To(to)));
+        self.moved = after;
         Ok(())
+    }
+
+    /// Records that an earlier process gave a line away. Its limit is that of the earlier process, so it has no other.
+    pub(super) fn add_moved_somewhere(&mut self, pages: Range<u64>) {
+        let index = self.moved.partition_point(|(range, _)| range.end <= pages.start);
+        if let Some((before, Moved::Somewhere)) = self.moved[..index].last_mut()
+            && before.end == pages.start
+        {
+            before.end = pages.end;
+        } else {
+            self.moved.insert(index, (pages, Moved::Somewhere));
+        }
+    }
+
+    /// Own pages are here again.
+    pub(super) fn return_moved(&mut self, pages: &Range<u64>) {
+        self.moved = self.moved_without(pages, |_| true);
+    }
+
+    fn moved_without(
+        &self,
+        pages: &Range<u64>,
+        is_cut: impl Fn(Moved) -> bool,
+    ) -> Vec<(Range<u64>, Moved)> {
+        let cut = self.moved.iter().flat_map(|(range, place)| {
+            let left = if is_cut(*place) { without(range, pages).collect() } else { vec![range.clone()] };
+            left.into_iter().map(|range| (range, *place))
+        });
+        cut.collect()
+    }
+
+    /// Records that a line of another node is served here from now on. Neighbours are one range. There is no limit:
+    /// the line is here already.
+    pub(super) fn adopt_line(&mut self, line: Adopted) {
+        let index = self.adopted.partition_point(|other| key(other) < key(&line));
+        let is_next = |first: &Adopted, second: &Adopted| {
+            (first.node, first.generation) == (second.node, second.generation)
+                && first.first_page + first.page_count == second.first_page
+                && first.local_page + first.page_count == second.local_page
+        };
+        let after = self.adopted.get(index).copied().filter(|after| is_next(&line, after));
+        let mut line = line;
+        if let Some(after) = after {
+            line.page_count += after.page_count;
+            self.adopted.remove(index);
+        }
+        match index.checked_sub(1).map(|before| &mut self.adopted[before]) {
+            Some(before) if is_next(before, &line) => before.page_count += line.page_count,
+            _ => self.adopted.insert(index, line),
+        }
+    }
+
+    /// The ranges of other nodes that are served here.
+    pub(super) fn adopted(&self) -> &[Adopted] {
+        &self.adopted
     }
 
     pub(super) fn remove_moved(&mut self, pages: &Range<u64>) -> bool {
@@ -140,9 +208,9 @@ impl Ranges {
         !self.moved.is_empty()
     }
 
-    /// The node that serves an own page now, if that is another.
-    pub(super) fn moved_to(&self, page: u64) -> Option<NodeId> {
-        self.moved_with(page).map(|(_, node)| node)
+    /// Where an own page is now, if it is not here.
+    pub(super) fn moved_to(&self, page: u64) -> Option<Moved> {
+        self.moved_with(page).map(|(_, place)| place)
     }
 
     /// How many pages of the aligned block around a page that moved did so, too.
@@ -152,10 +220,10 @@ impl Ranges {
         })
     }
 
-    fn moved_with(&self, page: u64) -> Option<(&Range<u64>, NodeId)> {
+    fn moved_with(&self, page: u64) -> Option<(&Range<u64>, Moved)> {
         let index = self.moved.partition_point(|(range, _)| range.end <= page);
-        let (range, node) = self.moved.get(index)?;
-        range.contains(&page).then_some((range, *node))
+        let (range, place) = self.moved.get(index)?;
+        range.contains(&page).then_some((range, *place))
     }
 
     /// Whether a page of this server's store holds a page of another node.
@@ -166,20 +234,43 @@ impl Ranges {
 
     /// Where a page of another node is in this server's store.
     pub(super) fn local(&self, node: NodeId, location: Location) -> Option<Location> {
-        let wanted = (node, location.generation(), location.page());
-        let index = self.adopted.partition_point(|other| key(other) <= wanted).checked_sub(1)?;
+        let mut generation = location.generation();
+        loop {
+            let wanted = (node, generation, location.page());
+            let index = self.adopted.partition_point(|other| key(other) <= wanted).checked_sub(1)?;
+            let range = &self.adopted[index];
+            if range.node != node {
+                return None;
+            }
+            if range.generation < generation {
+                // The contents to which the pointer belongs began with an earlier generation.
+                generation = range.generation;
+                continue;
+            }
+            let within = location.page() - range.first_page;
+            if within >= range.page_count {
+                // Contents before those may have been at the same place.
+                generation = self.generation_before(node, generation)?;
+                continue;
+            }
+            let in_page = u64::try_from(location.in_page()).ok()?;
+            let page = range.local_page.checked_add(within)?;
+            let offset = page.checked_mul(1 << bluebridge_wire::address::PAGE_SHIFT)?;
+            // Pages of other nodes keep their colours, and with them their generations.
+            return Location::new(location.generation(), offset + in_page);
+        }
+    }
+
+    /// The last generation before one of which pages of a node are here.
+    fn generation_before(
+        &self,
+        node: NodeId,
+        generation: ArenaGeneration,
+    ) -> Option<ArenaGeneration> {
+        let first = (node, generation, 0);
+        let index = self.adopted.partition_point(|other| key(other) < first).checked_sub(1)?;
         let range = &self.adopted[index];
-        if (range.node, range.generation) != (node, location.generation()) {
-            return None;
-        }
-        let within = location.page() - range.first_page;
-        if within >= range.page_count {
-            return None;
-        }
-        let in_page = u64::try_from(location.in_page()).ok()?;
-        let page = range.local_page.checked_add(within)?;
-        let offset = page.checked_mul(1 << bluebridge_wire::address::PAGE_SHIFT)?;
-        Location::new(range.local_generation, offset + in_page)
+        (range.node == node).then_some(range.generation)
     }
 }
 

@@ -3,7 +3,7 @@
 use core::ops::Range;
 
 use bluebridge_memserver::Arena;
-use bluebridge_protocol::store::{Access, Grant, Line, PageStore, StoreUsage};
+use bluebridge_protocol::store::{Access, Grant, LineStore, PageStore, StoreUsage};
 use bluebridge_wire::{ArenaGeneration, Location, Space, Status};
 
 /// A change of a store.
@@ -99,12 +99,12 @@ impl PageStore for Watched {
         self.arena.complete(location);
     }
 
-    fn line(&self, first_page: u64) -> Option<Line> {
-        self.arena.line(first_page)
+    fn lines(&self) -> &dyn LineStore {
+        self.arena.lines()
     }
 
-    fn withhold(&mut self, pages: Range<u64>, is_withheld: bool) {
-        self.arena.withhold(pages, is_withheld);
+    fn lines_mut(&mut self) -> &mut dyn LineStore {
+        self.arena.lines_mut()
     }
 
     fn usage(&self, space: Space) -> StoreUsage {

@@ -38,7 +38,6 @@ pub(super) const ADOPTED: Adopted = Adopted {
     first_page: 64,
     page_count: 128,
     local_page: 128,
-    local_generation: GENERATION,
 };
 
 /// Generations that are reserved for a server's contents.

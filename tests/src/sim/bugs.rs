@@ -3,7 +3,7 @@
 use core::ops::Range;
 use std::collections::BTreeMap;
 
-use bluebridge_protocol::store::{Access, Grant, Line, PageStore, StoreUsage};
+use bluebridge_protocol::store::{Access, Grant, LineStore, PageStore, StoreUsage};
 use bluebridge_wire::{
     ArenaGeneration, Command, Datagram, Location, NodeId, Space, Status, Tag,
     header::{HEADER_BYTES, Header},
@@ -170,12 +170,12 @@ impl<S: PageStore> PageStore for BuggyStore<S> {
         self.inner.complete(location);
     }
 
-    fn line(&self, first_page: u64) -> Option<Line> {
-        self.inner.line(first_page)
+    fn lines(&self) -> &dyn LineStore {
+        self.inner.lines()
     }
 
-    fn withhold(&mut self, pages: Range<u64>, is_withheld: bool) {
-        self.inner.withhold(pages, is_withheld);
+    fn lines_mut(&mut self) -> &mut dyn LineStore {
+        self.inner.lines_mut()
     }
 
     fn usage(&self, space: Space) -> StoreUsage {

@@ -40,7 +40,6 @@ impl Move {
             first_page: pages.start,
             page_count: 8,
             local_page,
-            local_generation: grant.location.generation(),
         };
         // The store cannot take over a colour, so only a line of the same colour is moved.
         if grant.tag != pointer.tag {

@@ -48,7 +48,7 @@ impl Server {
             };
             self.store = BuggyStore::new(arena(plan, index, next), plan.bug);
         }
-        self.responder.begin(now, &self.store);
+        self.responder.begin(now, &mut self.store);
     }
 
     pub(super) fn set_authority(&mut self, granted: bool) {

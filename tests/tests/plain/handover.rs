@@ -164,7 +164,7 @@ impl World {
         let mut giver =
             Responder::new(&responder::Config::new(SPACE, GIVER, 2, seed)).expect("it is good");
         let mut arena = Arena::on_heap(&ArenaConfig::default(), 2 * PAGES as u32);
-        giver.begin(now, &arena);
+        giver.begin(now, &mut arena);
         // Two allocations, so that a line has pages of both; a page after each is free or not used yet.
         let grant = arena.create(SPACE, PAGES as u32 - 5).expect("it has room");
         arena.complete(grant.location);

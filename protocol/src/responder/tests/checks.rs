@@ -298,14 +298,14 @@ pub(super) fn adopted_ranges_are_served_via_and_directly() {
     let mut world = World::new();
     let at = world.create(16);
     assert_eq!(at.location.page(), 0);
-    let generation = ArenaGeneration::new(7).unwrap();
+    let generation = at.location.generation();
     let adopted = Adopted {
         node: NodeId(30),
-        generation,
+        // The contents began with an earlier one than the allocation has.
+        generation: ArenaGeneration::new(generation.number() - 1).unwrap(),
         first_page: 80,
         page_count: 8,
         local_page: 8,
-        local_generation: store::GENERATION,
     };
     world.responder.add_adopted(adopted).unwrap();
     assert_eq!(world.responder.add_adopted(adopted), Err(RangeError::Overlap));
@@ -323,6 +323,9 @@ pub(super) fn adopted_ranges_are_served_via_and_directly() {
     let outside = Location::new(generation, 88 * 4096).unwrap();
     let request = world.read_request(Pointer { location: outside, ..foreign }, 8);
     assert_eq!(world.status(&request), Status::WrongNode);
+    let before = Location::new(ArenaGeneration::default(), location.offset()).unwrap();
+    let request = world.read_request(Pointer { location: before, ..foreign }, 8);
+    assert_eq!(world.status(&request), Status::WrongNode, "it belongs to earlier contents");
     assert!(world.responder.remove_adopted(&adopted));
     let request = world.read_request(foreign, 8);
     assert_eq!(world.status(&request), Status::WrongNode);

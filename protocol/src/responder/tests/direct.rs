@@ -627,7 +627,6 @@ fn pages_are_unmarked_when_their_lease_ends_otherwise() {
         first_page: 512,
         page_count: 8,
         local_page: 8,
-        local_generation: store::GENERATION,
     };
     world.responder.add_adopted(adopted).unwrap();
     let foreign = Pointer { node: NodeId(4), ..pointer(512 * 4096, at.tag.0) };
@@ -671,7 +670,7 @@ fn a_shard_opens_when_it_begins_and_all_leases_are_marked() {
     world.responder.publish(&world.store);
     let open_until = |world: &World| readers(world).shard.facts().open_until;
     assert_eq!(open_until(&world), Timestamp::ZERO);
-    world.responder.begin(world.now, &world.store);
+    world.responder.begin(world.now, &mut world.store);
     world.responder.publish(&world.store);
     assert_eq!((open_until(&world), marked(&world)), (Timestamp::ZERO, vec![]));
     assert_eq!(world.status(&ping), Status::Ok);
@@ -699,7 +698,7 @@ fn readers_see_nothing_of_an_earlier_responder() {
         takes_pages: 1,
     };
     shared_session(&world, session).unwrap().publish(&facts);
-    world.responder.begin(world.now, &world.store);
+    world.responder.begin(world.now, &mut world.store);
     assert!(!is_shown(&world, session, CLIENT) && is_shown(&world, other, OTHER));
     assert_eq!(world.store.byte(at.location.page(), 0), 0);
 }

@@ -39,6 +39,10 @@ impl World {
         self.responder.withdraw(self.now, migration, &mut self.store)
     }
 
+    fn close(&mut self, migration: u64) -> Result<(), AllowError> {
+        self.responder.close_migration(migration, &mut self.store)
+    }
+
     /// The pages that are the taker's, by their rows' beginnings and ends.
     fn given(&self, migration: u64) -> Vec<(u64, u64)> {
         self.responder.given(migration).unwrap().map(|row| (row.start, row.end)).collect()
@@ -265,7 +269,7 @@ pub(super) fn a_line_with_unfinished_or_unconfirmed_pages_is_busy() {
     taker.take(&mut world, first);
     // The range is withheld, so this one lies behind it.
     world.withdraw(MIGRATION).unwrap();
-    world.responder.close_migration(MIGRATION).unwrap();
+    world.close(MIGRATION).unwrap();
     let anywhere = TestRequest::anywhere(Command::Create, 77, 14);
     let provisional = world.one(&anywhere);
     assert_eq!(provisional.target.location & 0xffff_ffff, 2 * 4096, "behind the two pages");
@@ -317,7 +321,7 @@ pub(super) fn orders_are_executed_once_and_in_order() {
     let foreign = Allowance { space: Space(77), ..next(3 * LINE..4 * LINE) };
     assert_eq!(world.allow(&foreign), Err(AllowError::Space));
     assert_eq!(world.withdraw(MIGRATION + 1), Err(AllowError::Unknown));
-    assert_eq!(world.responder.close_migration(MIGRATION), Err(AllowError::Open));
+    assert_eq!(world.close(MIGRATION), Err(AllowError::Open));
     // The lease ends at once, and the line is the giver's again.
     world.withdraw(MIGRATION).unwrap();
     world.withdraw(MIGRATION).unwrap();
@@ -334,10 +338,10 @@ pub(super) fn orders_are_executed_once_and_in_order() {
     assert_eq!(world.look(first).0, Status::Moved);
     assert_eq!(taker.keep(&mut world, first, epoch).status, Status::Ok);
     assert_eq!(world.allow(&allowance(0..3 * LINE)), Err(AllowError::Late));
-    world.responder.close_migration(MIGRATION).unwrap();
+    world.close(MIGRATION).unwrap();
     assert_eq!(world.look(first), (Status::Moved, TAKER.0, LINE_PAGES as u32));
     assert_eq!(world.allow(&allowance(LINE..3 * LINE)), Err(AllowError::Late));
-    assert_eq!(world.responder.close_migration(MIGRATION), Err(AllowError::Unknown));
+    assert_eq!(world.close(MIGRATION), Err(AllowError::Unknown));
     let moved = next(0..LINE);
     assert_eq!(world.allow(&moved), Err(AllowError::Overlap));
     assert_eq!(taker.keep(&mut world, first, epoch).status, Status::StaleRangeEpoch);
@@ -369,8 +373,8 @@ pub(super) fn a_full_table_refuses_and_changes_nothing() {
         world.withdraw(migration).unwrap();
         if line == 2 {
             // Only the other one has room.
-            world.responder.close_migration(1).unwrap();
-            assert_eq!(world.responder.close_migration(2), Err(AllowError::Full));
+            world.close(1).unwrap();
+            assert_eq!(world.close(2), Err(AllowError::Full));
             assert_eq!(world.given(2), [(16, 24)]);
             break;
         }
@@ -567,7 +571,7 @@ pub(super) fn adopted_lines_move_on() {
     taker.move_line(&mut world, other_name);
     assert_eq!(world.look(other_name), (Status::Moved, TAKER.0, LINE_PAGES as u32));
     world.withdraw(MIGRATION).unwrap();
-    world.responder.close_migration(MIGRATION).unwrap();
+    world.close(MIGRATION).unwrap();
     assert!(!world.responder.remove_adopted(&adopted), "it is no longer served");
     assert_eq!(world.look(other_name).0, Status::WrongNode);
     assert_eq!(world.look(own).0, Status::Ok);
@@ -580,7 +584,7 @@ pub(super) fn an_allocation_of_which_lines_moved_is_not_freed_in_part() {
     for is_closed in [false, true] {
         if is_closed {
             world.withdraw(MIGRATION).unwrap();
-            world.responder.close_migration(MIGRATION).unwrap();
+            world.close(MIGRATION).unwrap();
         }
         assert_eq!(world.delete(first, 0), Status::NoAuthority);
         let grant = crate::store::Grant { location: first.location, tag: first.tag };
@@ -619,7 +623,7 @@ fn the_shard_closes_to_direct_readers_before_the_answer_to_keep_is_sent() {
     assert!(!is_open(&world));
     assert_eq!(world.drain().len(), 1);
     world.withdraw(MIGRATION).unwrap();
-    world.responder.close_migration(MIGRATION).unwrap();
+    world.close(MIGRATION).unwrap();
     world.responder.publish(&world.store);
     assert!(!is_open(&world));
 }

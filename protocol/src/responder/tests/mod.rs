@@ -172,7 +172,7 @@ impl World {
         let mut store = PlainStore::new(pages);
         if WITH_READERS.get() {
             store.readers = Some(SharedParts::new(usize::from(config.limits.session_count)));
-            responder.begin(now, &store);
+            responder.begin(now, &mut store);
         }
         Self { responder, store, now, session: 0, piece_bytes: 0, sequence: 0, low_water: 1 }
     }
@@ -317,7 +317,6 @@ impl World {
             first_page: 512,
             page_count: 8,
             local_page: 8,
-            local_generation: store::GENERATION,
         };
         self.responder.add_adopted(adopted).unwrap();
         (own, adopted, Pointer { node: NodeId(4), ..pointer(512 * 4096, own.tag.0) })

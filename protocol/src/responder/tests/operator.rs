@@ -64,7 +64,6 @@ pub(super) fn an_operator_frees_only_what_is_served_here_with_authority() {
         first_page: 0,
         page_count: 8,
         local_page: pages.start,
-        local_generation: store::GENERATION,
     };
     world.responder.add_adopted(adopted).unwrap();
     assert_eq!(purge(&mut world, at), Ok(Err(Status::Moved)), "it is another node's");

@@ -226,7 +226,7 @@ fn a_fence_that_was_forgotten_is_not_kept() {
     let too_small = open(CLIENT, 2, 2, 1);
     assert_eq!(world.status(&too_small), Status::BadLength);
     world.responder = Responder::new(&config()).unwrap();
-    world.responder.begin(world.now, &world.store);
+    world.responder.begin(world.now, &mut world.store);
     assert_eq!(world.status(&open(CLIENT, 2, 3, 4096)), Status::Ok);
 }
 

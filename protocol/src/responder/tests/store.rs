@@ -9,12 +9,15 @@ use std::{
 use bluebridge_wire::{
     ArenaGeneration, LinePage, Location, NodeId, Space, Status, Tag,
     address::{LINE_PAGES, PAGE_BYTES},
-    line::{PageContents, Part},
+    line::{LineRecord, PageContents, Part},
 };
 
 use crate::{
     direct::{DirectRead, Shared, SharedSession, SharedShard},
-    store::{Access, Creator, Grant, Line, PageStore, StoreUsage},
+    store::{
+        Access, Allowance, Creator, Grant, HomeLine, Line, LineStore, PageStore, Placed,
+        StageError, StoreUsage, Taken,
+    },
 };
 
 pub(crate) const GENERATION: ArenaGeneration = match ArenaGeneration::new(2) {
@@ -74,6 +77,14 @@ pub(crate) struct PlainStore {
     completed: BTreeSet<u64>,
     /// `None` without direct readers.
     pub(crate) readers: Option<SharedParts>,
+    /// Lines that are another server's, and those of them whose memory may be used for others.
+    pub(crate) given: BTreeSet<u64>,
+    pub(crate) cleared: BTreeSet<u64>,
+    allowances: BTreeMap<u64, (Allowance, bool)>,
+    /// The most allowances that are kept.
+    pub(crate) allowance_limit: usize,
+    last_migration: u64,
+    lease_floor: u64,
 }
 
 impl PlainStore {
@@ -95,6 +106,12 @@ impl PlainStore {
             fences: BTreeMap::new(),
             completed: BTreeSet::new(),
             readers: None,
+            given: BTreeSet::new(),
+            cleared: BTreeSet::new(),
+            allowances: BTreeMap::new(),
+            allowance_limit: usize::MAX,
+            last_migration: 0,
+            lease_floor: 0,
         }
     }
 
@@ -157,35 +174,12 @@ impl PageStore for PlainStore {
         self.completed.insert(location.page());
     }
 
-    fn line(&self, first_page: u64) -> Option<Line> {
-        let first = first_page as usize;
-        let pages = self.pages.get(first..first + LINE_PAGES)?.iter().zip(first..);
-        let mut is_settled = true;
-        let mut line = [LinePage::default(); LINE_PAGES];
-        for (out, (page, number)) in line.iter_mut().zip(pages) {
-            let part = match page.held {
-                None => Part::Free,
-                Some((start, pages, ..)) if start == number => Part::First { pages: pages as u32 },
-                Some((start, ..)) => Part::Further { distance: (number - start) as u32 },
-            };
-            is_settled &= page.held.is_none_or(|held| self.completed.contains(&(held.0 as u64)));
-            *out = LinePage {
-                version: page.version,
-                part,
-                colour: (page.last_tag != 0).then_some((GENERATION, Tag(page.last_tag))),
-                space: page.held.map_or(Space(0), |held| held.3),
-                contents: PageContents::Written,
-                ..LinePage::default()
-            };
-        }
-        Some(Line { pages: line, is_settled })
+    fn lines(&self) -> &dyn LineStore {
+        self
     }
 
-    fn withhold(&mut self, pages: Range<u64>, is_withheld: bool) {
-        for page in &mut self.pages[pages.start as usize..pages.end as usize] {
-            assert_ne!(page.is_withheld, is_withheld, "once at most");
-            page.is_withheld = is_withheld;
-        }
+    fn lines_mut(&mut self) -> &mut dyn LineStore {
+        self
     }
 
     fn delete(&mut self, access: Access, pages: u32) -> Result<u32, Status> {
@@ -285,5 +279,108 @@ impl PageStore for PlainStore {
             used_pages,
             retired_pages: 3,
         }
+    }
+}
+
+/// It gives lines, and has no room for those of others.
+impl LineStore for PlainStore {
+    fn line(&self, first_page: u64) -> Option<Line> {
+        let first = first_page as usize;
+        let pages = self.pages.get(first..first + LINE_PAGES)?.iter().zip(first..);
+        let mut is_settled = true;
+        let mut line = [LinePage::default(); LINE_PAGES];
+        for (out, (page, number)) in line.iter_mut().zip(pages) {
+            let part = match page.held {
+                None => Part::Free,
+                Some((start, pages, ..)) if start == number => Part::First { pages: pages as u32 },
+                Some((start, ..)) => Part::Further { distance: (number - start) as u32 },
+            };
+            is_settled &= page.held.is_none_or(|held| self.completed.contains(&(held.0 as u64)));
+            *out = LinePage {
+                version: page.version,
+                part,
+                colour: (page.last_tag != 0).then_some((GENERATION, Tag(page.last_tag))),
+                space: page.held.map_or(Space(0), |held| held.3),
+                contents: PageContents::Written,
+                ..LinePage::default()
+            };
+        }
+        Some(Line { pages: line, is_settled })
+    }
+
+    fn withhold(&mut self, pages: Range<u64>, is_withheld: bool) {
+        for page in &mut self.pages[pages.start as usize..pages.end as usize] {
+            assert_ne!(page.is_withheld, is_withheld, "once at most");
+            page.is_withheld = is_withheld;
+        }
+    }
+
+    fn give(&mut self, first_page: u64) {
+        self.given.insert(first_page);
+    }
+
+    fn clear_given(&mut self, pages: Range<u64>) {
+        for page in pages.step_by(LINE_PAGES) {
+            assert!(self.given.contains(&page), "it was given");
+            self.cleared.insert(page);
+        }
+    }
+
+    fn reserve(&mut self, _lines: u32) -> Option<Vec<Range<u64>>> {
+        None
+    }
+
+    fn reserve_own(&mut self, _pages: Range<u64>) -> bool {
+        false
+    }
+
+    fn release(&mut self, _pages: Range<u64>) {}
+
+    fn stage(
+        &mut self,
+        _first_page: u64,
+        _name: (HomeLine, Taken),
+        _pages: &LineRecord,
+        _bytes: &[u8],
+    ) -> Result<(), StageError> {
+        Err(StageError::NoPlace)
+    }
+
+    fn adopt(&mut self, _first_page: u64) {}
+
+    fn drop_staged(&mut self, _first_page: u64) {}
+
+    fn placed(&self, each: &mut dyn FnMut(u64, Placed)) {
+        self.given.iter().for_each(|page| each(*page, Placed::Given));
+    }
+
+    fn keep_allowance(&mut self, allowance: &Allowance, is_open: bool) -> bool {
+        let id = allowance.migration;
+        if self.allowances.len() == self.allowance_limit && !self.allowances.contains_key(&id) {
+            return false;
+        }
+        self.allowances.insert(id, (allowance.clone(), is_open));
+        self.last_migration = self.last_migration.max(id);
+        true
+    }
+
+    fn forget_allowance(&mut self, migration: u64) {
+        self.allowances.remove(&migration);
+    }
+
+    fn allowances(&self, each: &mut dyn FnMut(&Allowance, bool)) {
+        self.allowances.values().for_each(|(allowance, is_open)| each(allowance, *is_open));
+    }
+
+    fn last_migration(&self) -> u64 {
+        self.last_migration
+    }
+
+    fn lease_floor(&self) -> u64 {
+        self.lease_floor
+    }
+
+    fn raise_lease_floor(&mut self, epoch: u64) {
+        self.lease_floor = self.lease_floor.max(epoch);
     }
 }

@@ -103,7 +103,7 @@ impl Rig {
             ..ArenaConfig::default()
         };
         let part = reserved.parts.remove(usize::from(SHARD));
-        let arena = Arena::open(&config, part).expect("it is new");
+        let mut arena = Arena::open(&config, part).expect("it is new");
         let config = Config {
             shard: SHARD,
             shard_count: SHARDS,
@@ -111,7 +111,7 @@ impl Rig {
             ..Config::new(SPACE, SERVER, 3, 11)
         };
         let mut responder = Responder::new(&config).expect("the usual");
-        responder.begin(now(), &arena);
+        responder.begin(now(), &mut arena);
         let places = Places { node: SERVER.0, incarnation: 3, mtu: 9000, ..memory.places };
         let program = load(&places, Some(&memory)).expect("the kernel takes it");
         let mut rig =

@@ -1,0 +1,150 @@
+//! Which memory a line has.
+//!
+//! A frame is the memory of a line, and has a number. Own lines begin with the frame of their number; only those are
+//! read by direct readers. A line is never in two frames, and no frame is two lines': a frame changes hands by two stores,
+//! first the line that had it lets it go, and between the two it is nobody's.
+
+use bluebridge_wire::address::{LINE_PAGES, PAGE_BYTES};
+
+use super::pages::{Contents, Damaged, Pages};
+use crate::kept::{
+    PageRecord,
+    lines::{DEFAULT_FRAME, LineEntry, NO_FRAME},
+    stores,
+};
+
+/// The numbers of a line's pages.
+pub(super) const fn pages_of(line: usize) -> core::ops::Range<usize> {
+    line * LINE_PAGES..(line + 1) * LINE_PAGES
+}
+
+impl Pages {
+    /// The frame of a line.
+    pub(super) fn frame(&self, line: usize) -> Option<usize> {
+        match self.lines.frames[line] {
+            // The line at the end that is not whole has the frame of its number, too.
+            DEFAULT_FRAME => (line * LINE_PAGES < self.sizes().memory_pages).then_some(line),
+            NO_FRAME => None,
+            frame => Some(frame as usize - 1),
+        }
+    }
+
+    /// Gives a line a frame that no line has, or takes its frame away. The bytes of its pages are those of other pages
+    /// then: leftover.
+    pub(super) fn set_frame(&mut self, line: usize, frame: Option<usize>) {
+        let value = match frame {
+            None => NO_FRAME,
+            // Zeros as at the beginning, if possible, so that an arena that was never changed is all zeros.
+            Some(frame) if frame == line => DEFAULT_FRAME,
+            Some(frame) => u32::try_from(frame + 1).unwrap_or(NO_FRAME),
+        };
+        let marks = if frame == Some(line) { 0 } else { PageRecord::ELSEWHERE };
+        for number in pages_of(line) {
+            let state = &mut self.states_mut()[number];
+            stores::set(&mut state.contents, Contents::LEFTOVER);
+            stores::set(&mut state.marks, marks);
+            // A direct reader that is copying the page finds that it changed. One store, so that a process that is
+            // killed leaves no change under way.
+            let next = state.sequence + 2;
+            stores::end_change(&mut state.sequence, next);
+        }
+        stores::set_in_order(&mut self.lines.frames.as_mut()[line], value);
+    }
+
+    /// Where a page's bytes begin in the memory; `None` if it has none.
+    pub(super) fn place(&self, number: usize) -> Option<usize> {
+        let page = self.frame(number / LINE_PAGES)? * LINE_PAGES + number % LINE_PAGES;
+        (page < self.sizes().memory_pages).then_some(page * PAGE_BYTES)
+    }
+
+    /// Whether a later page's bytes are as far behind a page's as its number is.
+    pub(super) fn is_behind(&self, page: usize, later: usize) -> bool {
+        let distance = (later - page) * PAGE_BYTES;
+        self.place(page).map(|place| place + distance) == self.place(later)
+    }
+
+    /// Why direct readers must not answer for a page, leased or not.
+    pub(super) fn marks_of_frame(&self, number: usize) -> u8 {
+        match self.lines.frames[number / LINE_PAGES] {
+            DEFAULT_FRAME => 0,
+            _ => PageRecord::ELSEWHERE,
+        }
+    }
+
+    pub(super) fn entry(&self, line: usize) -> &LineEntry {
+        &self.lines.entries[line]
+    }
+
+    /// Records what a line is, after everything else about it.
+    pub(super) fn set_line_state(&mut self, line: usize, state: u32) {
+        stores::set_in_order(&mut self.lines.entries.as_mut()[line].state, state);
+    }
+
+    /// Records where a line comes from; its state is recorded afterwards.
+    pub(super) fn set_line_name(&mut self, line: usize, name: LineEntry) {
+        let entry = &mut self.lines.entries.as_mut()[line];
+        let LineEntry { migration, epoch, first_page, node, generation, .. } = name;
+        stores::set(&mut entry.migration, migration);
+        stores::set(&mut entry.epoch, epoch);
+        stores::set(&mut entry.first_page, first_page);
+        stores::set(&mut entry.node, node);
+        stores::set(&mut entry.generation, generation);
+    }
+
+    /// Whether a line is one of this server's addresses.
+    pub(super) const fn is_own(&self, line: usize) -> bool {
+        line < self.sizes().own_lines
+    }
+
+    /// Checks that no two lines have the same memory, and that each has a state that there is.
+    pub(super) fn check_lines(&self) -> Result<(), Damaged> {
+        let mut is_taken = vec![false; self.sizes().frames()];
+        for line in 0..self.sizes().lines() {
+            let damaged = Damaged::Line { line: u32::try_from(line).unwrap_or(u32::MAX) };
+            if let Some(frame) = self.frame(line) {
+                // The frame of the line at the end is not whole, and stays there.
+                let is_last = frame == self.sizes().frames() && frame == line;
+                let taken = is_taken.get_mut(frame).map(|taken| core::mem::replace(taken, true));
+                if !is_last && taken != Some(false) {
+                    return Err(damaged);
+                }
+            }
+            let is_good = match self.entry(line).state {
+                LineEntry::DEFAULT | LineEntry::GIVEN => true,
+                LineEntry::STAGED => self.frame(line).is_some(),
+                LineEntry::ADOPTED => !self.is_own(line) && self.frame(line).is_some(),
+                _ => false,
+            };
+            if !is_good {
+                return Err(damaged);
+            }
+        }
+        Ok(())
+    }
+
+    /// Completes what the last process did with lines: lines that are another server's, and places that are not used,
+    /// need no memory.
+    pub(super) fn take_over_lines(&mut self) {
+        for line in 0..self.sizes().lines() {
+            let needs_none = match self.entry(line).state {
+                LineEntry::GIVEN => true,
+                LineEntry::DEFAULT => !self.is_own(line),
+                _ => false,
+            };
+            if needs_none && self.frame(line).is_some() {
+                stores::set_in_order(&mut self.lines.frames.as_mut()[line], NO_FRAME);
+            }
+        }
+    }
+
+    /// The frames that no line has.
+    pub(super) fn spare_frames(&self) -> Vec<u32> {
+        let mut is_taken = vec![false; self.sizes().frames()];
+        for line in 0..self.sizes().lines() {
+            if let Some(taken) = self.frame(line).and_then(|frame| is_taken.get_mut(frame)) {
+                *taken = true;
+            }
+        }
+        (0..).zip(is_taken).filter(|(_, is_taken)| !is_taken).map(|(frame, _)| frame).collect()
+    }
+}

@@ -1,0 +1,123 @@
+//! Lines that this server has of others, and what an earlier process left of migrations (`docs/migration.md`).
+
+use core::ops::Range;
+
+use bluebridge_wire::{
+    Fence, Space,
+    address::{LINE_PAGES, PAGE_SHIFT, SHARD_SHIFT},
+};
+
+use super::{Event, Responder, ranges::Adopted, sessions::RequesterId};
+use crate::{
+    Timestamp,
+    store::{ADOPTED_PAGES_FROM, HomeLine, PageStore, Placed, Taken},
+};
+
+const LINE: u64 = LINE_PAGES as u64;
+
+/// Whether a page of a store is a place for others' pages.
+const fn is_place(page: u64) -> bool {
+    page % (1 << (SHARD_SHIFT - PAGE_SHIFT)) >= ADOPTED_PAGES_FROM
+}
+
+const fn line(first_page: u64) -> Range<u64> {
+    first_page..first_page + LINE
+}
+
+impl Responder {
+    /// Records incarnations that the giver of a line has seen, before the line is served here: requests of lower ones
+    /// are refused, and their sessions and leases end.
+    pub fn heed_fences<S: PageStore + ?Sized>(
+        &mut self,
+        now: Timestamp,
+        space: Space,
+        fences: impl IntoIterator<Item = Fence>,
+        store: &mut S,
+    ) {
+        for Fence { node, incarnation } in fences {
+            self.raise_incarnation(now, &RequesterId { space, node, incarnation }, store);
+        }
+        self.update_readers(store);
+    }
+
+    /// The giver of a staged line said that it is this server's: serves it from now on, under lease epochs above that
+    /// under which it was taken. [`Self::heed_fences`] was called with all that came with the answer.
+    pub fn adopt<S: PageStore + ?Sized>(
+        &mut self,
+        now: Timestamp,
+        first_page: u64,
+        home: HomeLine,
+        taken: Taken,
+        store: &mut S,
+    ) {
+        self.leases.raise_epoch(taken.epoch);
+        let lines = store.lines_mut();
+        // Before it is served: the next process goes on above it.
+        lines.raise_lease_floor(taken.epoch);
+        lines.adopt(first_page);
+        if self.is_own_node(home.node) {
+            self.ranges.return_moved(&line(first_page));
+        } else {
+            self.ranges.adopt_line(adopted(first_page, home));
+        }
+        self.counters.count(Event::LineAdopted);
+        self.wake_by(now);
+        self.publish(store);
+    }
+
+    /// The ranges of other nodes that are served here.
+    #[must_use]
+    pub fn adopted(&self) -> &[Adopted] {
+        self.ranges.adopted()
+    }
+
+    /// Goes on with what an earlier process left of migrations.
+    pub(super) fn resume_migrations<S: PageStore + ?Sized>(&mut self, store: &mut S) {
+        let lines = store.lines_mut();
+        let floor = lines.lease_floor();
+        if floor > 0 {
+            // The earlier process may have granted further ones.
+            self.leases.begin_above(floor);
+            lines.raise_lease_floor(self.leases.last_epoch());
+        }
+        self.givings.resume(lines.last_migration(), self.leases.process());
+        let mut given = Vec::new();
+        let ranges = &mut self.ranges;
+        lines.placed(&mut |page, placed| match placed {
+            Placed::Given => given.push(page),
+            Placed::Adopted(home) => ranges.adopt_line(adopted(page, home)),
+            Placed::Staged(home, _) if self.node == home.node => {
+                ranges.add_moved_somewhere(line(page));
+            }
+            Placed::Staged(..) => {}
+        });
+        let mut allowances = Vec::new();
+        lines.allowances(&mut |allowance, is_open| allowances.push((allowance.clone(), is_open)));
+        for (allowance, is_open) in &allowances {
+            let fences = self.incarnations.fences(allowance.space);
+            self.givings.restore(allowance, *is_open, &given, fences);
+            let Some(giving) = self.givings.find(allowance.migration) else { continue };
+            if *is_open {
+                lines.withhold(allowance.pages.clone(), true);
+            } else {
+                giving.rows(true).for_each(|pages| lines.withhold(pages, true));
+            }
+            for row in giving.rows(true) {
+                given.retain(|page| !row.contains(page));
+            }
+        }
+        for page in given {
+            if is_place(page) {
+                // The earlier process was about to clear it.
+                lines.clear_given(line(page));
+            } else {
+                self.ranges.add_moved_somewhere(line(page));
+            }
+        }
+    }
+}
+
+const fn adopted(local_page: u64, home: HomeLine) -> Adopted {
+    let HomeLine { node, generation, first_page } = home;
+    Adopted { node, generation, first_page, page_count: LINE, local_page }
+}

@@ -1,0 +1,155 @@
+//! The lines of a store, as migrations move them (`docs/migration.md`).
+
+use core::ops::Range;
+
+use bluebridge_wire::{ArenaGeneration, NodeId, Space, line::LineRecord};
+
+/// Pages of a shard from this one on, half of its addresses, are the places of other servers' lines. No pointer names
+/// them; the [responder](crate::responder) finds them by the names that the lines have at home. A store does not have
+/// the last page before them.
+pub const ADOPTED_PAGES_FROM: u64 = 1 << 27;
+
+/// The pages of a line without their bytes, as a migration takes them along.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Line {
+    /// All pages, free ones too.
+    pub pages: LineRecord,
+    /// All allocations of it are complete ([`PageStore::complete`](super::PageStore::complete)).
+    pub is_settled: bool,
+}
+
+/// The name of a line, for ever: where it was allocated.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct HomeLine {
+    /// The home node.
+    pub node: NodeId,
+    /// The first generation of the home's contents; pointers may have later ones.
+    pub generation: ArenaGeneration,
+    /// Its first page there.
+    pub first_page: u64,
+}
+
+/// The lease under which a line was taken from its giver.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Taken {
+    /// The migration's id.
+    pub migration: u64,
+    /// The lease epoch that the giver granted.
+    pub epoch: u64,
+}
+
+/// What a store holds of a line that is, or was, on its way.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Placed {
+    /// It is complete here, and the giver was or will be asked whether it is this server's.
+    Staged(HomeLine, Taken),
+    /// A line of another server, which this one serves.
+    Adopted(HomeLine),
+    /// It is another server's now.
+    Given,
+}
+
+/// The permission to take lines away, as the controller recorded the migration.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Allowance {
+    /// The migration's id. A later migration has a higher one.
+    pub migration: u64,
+    /// The range epoch that the migration's requests name.
+    pub range_epoch: u32,
+    /// The pages of this server's store; whole lines.
+    pub pages: Range<u64>,
+    /// The space of their allocations.
+    pub space: Space,
+    /// The server that will serve them.
+    pub taker: NodeId,
+    /// Its incarnation: a later one has lost what it took.
+    pub taker_incarnation: u32,
+}
+
+/// Why a line cannot be staged. The giver is at fault, or what it says belongs to other contents.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StageError {
+    /// The place is not reserved, or has no memory.
+    #[error("no memory is reserved for the line")]
+    NoPlace,
+    /// A page has a version, a space or a colour that it cannot have.
+    #[error("page {0} of the line has a version, a space or a colour that it cannot have")]
+    Page(usize),
+    /// An own line comes back with other allocations than it had when it was given away.
+    #[error("page {0} of the line belongs to another allocation than when it was given away")]
+    Contradiction(usize),
+}
+
+/// The part of a [`PageStore`](super::PageStore) that migrations use. Nothing here is on the path of a request,
+/// except TAKE and KEEP.
+///
+/// A line is named by its first page in the store. If the store outlives its process, so do the states of lines, the
+/// allowances and the lease floor, and each method here happens completely or not at all.
+pub trait LineStore {
+    /// The line that begins at a page; `None` if the store does not have all of it.
+    fn line(&self, first_page: u64) -> Option<Line>;
+
+    /// Allocates no page of the range from now on (`is_withheld`), because its lines are given to another server; or
+    /// lets the free ones of them be allocated again, except those of lines that were given. The range consists of whole
+    /// lines, and is withheld once at most.
+    fn withhold(&mut self, pages: Range<u64>, is_withheld: bool);
+
+    /// Records that a line is another server's from now on: the mark. Its bytes stay until [`Self::clear_given`].
+    fn give(&mut self, first_page: u64);
+
+    /// The memory of lines that were given may be used for others, because no reply needs it any more. Own lines stay
+    /// given; the places of others' lines are free again.
+    fn clear_given(&mut self, pages: Range<u64>);
+
+    /// Reserves places and memory for lines of other servers; `None`, and nothing, if there is not enough of either.
+    /// The places need not be adjacent.
+    fn reserve(&mut self, lines: u32) -> Option<Vec<Range<u64>>>;
+
+    /// Reserves memory for own lines that come back; returns false, and reserves nothing, if there is not enough, or
+    /// if one of the lines was not given away.
+    fn reserve_own(&mut self, pages: Range<u64>) -> bool;
+
+    /// Gives back what is reserved for these lines, except for those that are staged or adopted.
+    fn release(&mut self, pages: Range<u64>);
+
+    /// Stores what a line has: the states of its pages, and the bytes of the written ones, a page's after the other.
+    /// Nobody is served from it yet.
+    ///
+    /// # Errors
+    /// [`StageError`]; the line is not staged.
+    fn stage(
+        &mut self,
+        first_page: u64,
+        name: (HomeLine, Taken),
+        pages: &LineRecord,
+        bytes: &[u8],
+    ) -> Result<(), StageError>;
+
+    /// The giver said that a staged line is this server's, which serves it from now on.
+    fn adopt(&mut self, first_page: u64);
+
+    /// The giver said that a staged line is not this server's. Its place stays reserved.
+    fn drop_staged(&mut self, first_page: u64);
+
+    /// Calls `each` for all lines that are, or were, on their way.
+    fn placed(&self, each: &mut dyn FnMut(u64, Placed));
+
+    /// Keeps an allowance, and whether it is open; returns false, and changes nothing, if there is no room for it.
+    fn keep_allowance(&mut self, allowance: &Allowance, is_open: bool) -> bool;
+
+    /// Forgets an allowance.
+    fn forget_allowance(&mut self, migration: u64);
+
+    /// Calls `each` for the kept allowances, with whether they are open.
+    fn allowances(&self, each: &mut dyn FnMut(&Allowance, bool));
+
+    /// The highest id of a migration whose allowance was ever kept.
+    fn last_migration(&self) -> u64;
+
+    /// All lease epochs that are granted from now on are above this one; 0 at first.
+    fn lease_floor(&self) -> u64;
+
+    /// Raises the floor of lease epochs; a lower value changes nothing.
+    fn raise_lease_floor(&mut self, epoch: u64);
+}
