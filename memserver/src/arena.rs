@@ -33,12 +33,7 @@ use self::{
     lines::Places,
     pages::{Contents, NewBytes, Pages, Use},
 };
-use crate::{
-    extent_tree::ExtentTree,
-    kept::ShardMemory,
-    memory::Memory,
-    survey,
-};
+use crate::{extent_tree::ExtentTree, kept::ShardMemory, memory::Memory, survey};
 
 pub use self::pages::Damaged;
 
@@ -682,7 +677,8 @@ impl Arena {
     fn check_extent(&self, access: Access) -> Result<(), Status> {
         let bytes = access.length_bytes.max(1);
         let last = access.location.offset().checked_add(bytes - 1).ok_or(Status::OutOfRange)?;
-        let reach = |page: u64| self.index(page).filter(|number| self.pages.place(*number).is_some());
+        let reach =
+            |page: u64| self.index(page).filter(|number| self.pages.place(*number).is_some());
         let first = reach(access.location.page()).ok_or(Status::OutOfRange)?;
         let last = reach(last >> PAGE_SHIFT).ok_or(Status::OutOfRange)?;
         let own = self.pages.own().len();
@@ -779,8 +775,7 @@ impl PageStore for Arena {
         // whether the generation or the tag is stale. A page of another server has colours of that one.
         let first = self.first_page + ADOPTED_PAGES_FROM;
         self.check_extent(access).map_err(|status| {
-            let is_adopted =
-                (first..first + ADOPTED_PAGES_FROM).contains(&access.location.page());
+            let is_adopted = (first..first + ADOPTED_PAGES_FROM).contains(&access.location.page());
             match is_adopted || self.palette.holds(access.location.generation()) {
                 true => status,
                 false => Status::StaleGeneration,

@@ -8,6 +8,7 @@
 //! * `requester`: the end that sends requests.
 //! * `owner`: how an endpoint replies to requests for pages that it holds leases on.
 //! * `responder`: the end that serves a shard of memory through the [`store::PageStore`] trait.
+//! * `taker`: takes lines from another server and serves them, with a requester and the responder.
 //! * `direct`: what the responder shares with readers that answer READs without it.
 //! * `pieces`: how a range is divided into pieces; `store`: the interface to memory; `events`:
 //!   named counters.
@@ -21,4 +22,5 @@ pub mod pieces;
 pub mod requester;
 pub mod responder;
 pub mod store;
+pub mod taker;
 pub use bluebridge_time::Timestamp;

@@ -168,7 +168,8 @@ impl Arena {
             return;
         }
         let frame = self.pages.frame(line as usize).map(narrow);
-        let Some(frame) = frame.filter(|frame| (*frame as usize) < self.pages.sizes().frames()) else {
+        let Some(frame) = frame.filter(|frame| (*frame as usize) < self.pages.sizes().frames())
+        else {
             return;
         };
         let _ = self.free.take_free(pages);
@@ -378,7 +379,8 @@ impl LineStore for Arena {
                 let range = pages_of(line);
                 let range = narrow(range.start)..narrow(range.end);
                 let resting = self.resting(range.clone());
-                self.withheld_pages -= resting.iter().map(|part| part.end - part.start).sum::<u32>();
+                self.withheld_pages -=
+                    resting.iter().map(|part| part.end - part.start).sum::<u32>();
                 self.remove_withheld(&range);
                 self.unqueue(line);
             } else {
@@ -414,18 +416,16 @@ impl LineStore for Arena {
         let lines: Vec<_> = self.lines_in(&pages).collect();
         let is_good = |line: &usize| {
             let is_given = self.pages.entry(*line).state == LineEntry::GIVEN;
-            is_given && self.pages.is_own(*line) && !self.places.is_reserved[*line]
+            let is_cleared = self.pages.frame(*line).is_none();
+            let is_reserved = self.places.is_reserved[*line];
+            is_given && is_cleared && self.pages.is_own(*line) && !is_reserved
         };
         let count = pages.end.saturating_sub(pages.start) / LINE_PAGES as u64;
-        if lines.len() as u64 != count || !lines.iter().all(is_good) {
+        let is_possible = lines.len() as u64 == count && lines.iter().all(is_good);
+        if !is_possible || !self.free_frames(narrow(lines.len())) {
             return false;
         }
-        // Lines that were given and not cleared yet have memory.
-        let without = lines.iter().filter(|line| self.pages.frame(**line).is_none()).count();
-        if !self.free_frames(narrow(without)) {
-            return false;
-        }
-        self.places.promised += narrow(without);
+        self.places.promised += narrow(lines.len());
         for line in lines {
             self.places.is_reserved[line] = true;
         }
@@ -484,8 +484,7 @@ impl LineStore for Arena {
                 },
             );
             if part == Use::HEAD && !self.pages.is_own(line) {
-                let creator =
-                    Creator { node: page.creator, incarnation: page.creator_incarnation };
+                let creator = Creator { node: page.creator, incarnation: page.creator_incarnation };
                 self.pages.note_creator(number, creator);
             }
         }
@@ -563,10 +562,10 @@ impl LineStore for Arena {
             stores::set(&mut record.first_page, pages.start);
             stores::set(&mut record.pages, pages.end.saturating_sub(pages.start));
             stores::set(&mut record.range_epoch, allowance.range_epoch);
-            stores::set(&mut record.taker_incarnation, allowance.taker_incarnation);
             stores::set(&mut record.taker, taker.0);
             stores::set(&mut record.space, space.0);
         }
+        stores::set(&mut record.taker_incarnation, allowance.taker_incarnation);
         stores::set_in_order(&mut record.state, state);
         true
     }

@@ -33,8 +33,8 @@ use crate::{
     Arena,
     direct::{DirectMemory, NoDirectReads, map},
     memory::{self, HUGE_PAGE_BYTES, PageKind, Table, Windows},
-    sizes::SHARD_BYTES_MAX,
     reserve::{self, Claim, Reserved},
+    sizes::SHARD_BYTES_MAX,
 };
 
 /// Where the files of arenas are unless their user says otherwise: a file system in memory that every

@@ -259,7 +259,17 @@ impl Layout {
                 let shared = SharedPart::new(next());
                 let shared = is_direct.then_some(shared);
                 let places = places.clone();
-                KeptShard { redo, worn, fences, lines, states, creators, shared, places, has_contents }
+                KeptShard {
+                    redo,
+                    worn,
+                    fences,
+                    lines,
+                    states,
+                    creators,
+                    shared,
+                    places,
+                    has_contents,
+                }
             })
             .collect();
         let shards = kept

@@ -14,9 +14,7 @@ pub(crate) const NO_FRAME: u32 = u32::MAX;
 pub(crate) const ALLOWANCES: usize = 64;
 
 /// The state of a line, besides its pages.
-#[derive(
-    Clone, Copy, Debug, Default, Eq, PartialEq, FromBytes, IntoBytes, Immutable,
-)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct LineEntry {
     /// The migration with which it was staged.
@@ -45,9 +43,7 @@ impl LineEntry {
 }
 
 /// An allowance as it is kept.
-#[derive(
-    Clone, Copy, Debug, Default, Eq, PartialEq, FromBytes, IntoBytes, Immutable,
-)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct AllowanceRecord {
     pub(crate) migration: u64,
@@ -68,9 +64,7 @@ impl AllowanceRecord {
 }
 
 /// Numbers that only grow.
-#[derive(
-    Clone, Copy, Debug, Default, Eq, PartialEq, FromBytes, IntoBytes, Immutable,
-)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct Floors {
     /// Lease epochs are above it.

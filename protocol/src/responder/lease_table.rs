@@ -202,7 +202,10 @@ impl LeaseTable {
     }
 
     /// The part of epochs that differs from the server's other processes, as far as it is that large.
-    #[expect(clippy::cast_possible_truncation, reason = "epochs have 8 bits above those that count grants")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "epochs have 8 bits above those that count grants"
+    )]
     pub(super) const fn process(&self) -> u8 {
         (self.last_epoch >> EPOCH_COUNT_BITS) as u8
     }

@@ -58,13 +58,13 @@ use bluebridge_wire::{
     Command, Datagram, DatagramError, Location, NodeId, Space, Status, address::Fields,
 };
 
+pub use crate::store::Allowance;
 use crate::{
     Timestamp,
     store::{Access, PageStore},
 };
 pub use config::{Authority, Config, ConfigError, Limits, Timers};
 pub use counters::{Counters, Event};
-pub use crate::store::Allowance;
 pub use givings::AllowError;
 pub use ranges::{Adopted, RangeError};
 pub use replies::SealedReply;

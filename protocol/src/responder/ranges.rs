@@ -103,7 +103,8 @@ impl Ranges {
         is_cut: impl Fn(Moved) -> bool,
     ) -> Vec<(Range<u64>, Moved)> {
         let cut = self.moved.iter().flat_map(|(range, place)| {
-            let left = if is_cut(*place) { without(range, pages).collect() } else { vec![range.clone()] };
+            let left =
+                if is_cut(*place) { without(range, pages).collect() } else { vec![range.clone()] };
             left.into_iter().map(|range| (range, *place))
         });
         cut.collect()
@@ -237,7 +238,8 @@ impl Ranges {
         let mut generation = location.generation();
         loop {
             let wanted = (node, generation, location.page());
-            let index = self.adopted.partition_point(|other| key(other) <= wanted).checked_sub(1)?;
+            let index =
+                self.adopted.partition_point(|other| key(other) <= wanted).checked_sub(1)?;
             let range = &self.adopted[index];
             if range.node != node {
                 return None;

@@ -107,7 +107,7 @@ pub trait LineStore {
     fn reserve(&mut self, lines: u32) -> Option<Vec<Range<u64>>>;
 
     /// Reserves memory for own lines that come back; returns false, and reserves nothing, if there is not enough, or
-    /// if one of the lines was not given away.
+    /// if one of the lines was not given away and [cleared](Self::clear_given).
     fn reserve_own(&mut self, pages: Range<u64>) -> bool;
 
     /// Gives back what is reserved for these lines, except for those that are staged or adopted.
@@ -135,7 +135,8 @@ pub trait LineStore {
     /// Calls `each` for all lines that are, or were, on their way.
     fn placed(&self, each: &mut dyn FnMut(u64, Placed));
 
-    /// Keeps an allowance, and whether it is open; returns false, and changes nothing, if there is no room for it.
+    /// Keeps an allowance, and whether it is open; of a kept one, only that and the taker's incarnation change.
+    /// Returns false, and changes nothing, if there is no room for it.
     fn keep_allowance(&mut self, allowance: &Allowance, is_open: bool) -> bool;
 
     /// Forgets an allowance.

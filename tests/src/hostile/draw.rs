@@ -312,10 +312,10 @@ impl Server {
     /// node and location.
     fn named(&self, (generation, page): (u16, u64), may_adopt: bool) -> (NodeId, u64) {
         let adopted = ADOPTED.local_page..ADOPTED.local_page + ADOPTED.page_count;
-        let is_adopted = adopted.contains(&page) && generation == ADOPTED.local_generation.number();
+        let is_adopted = adopted.contains(&page) && generation >= ADOPTED.generation.number();
         if self.adopts && may_adopt && is_adopted {
             let page = ADOPTED.first_page + page - ADOPTED.local_page;
-            return (ADOPTED.node, location(ADOPTED.generation.number(), page));
+            return (ADOPTED.node, location(generation, page));
         }
         (self.node, location(generation, page))
     }

@@ -633,8 +633,8 @@ impl Shadow {
             return Some((generation.number(), target.tag));
         }
         let adopted = self.adopted.filter(|adopted| adopted.node == target.node)?;
-        let is_its = generation == adopted.generation;
-        is_its.then_some((adopted.local_generation.number(), target.tag))
+        let is_its = generation >= adopted.generation;
+        is_its.then_some((generation.number(), target.tag))
     }
 
     fn local(&self, target: Fields) -> Option<u64> {

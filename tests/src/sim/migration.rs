@@ -3,12 +3,16 @@
 use core::ops::Range;
 
 use bluebridge_protocol::{
+    Timestamp,
     responder::Adopted,
-    store::{Access, PageStore},
+    store::{HomeLine, PageStore, Taken},
 };
-use bluebridge_wire::{Pointer, address::PAGE_BYTES};
+use bluebridge_wire::address::{LINE_PAGES, PAGE_BYTES};
 
-use super::{SPACE, server::Server, server_node};
+use super::{server::Server, server_node};
+
+/// The simulation moves lines itself, at one moment; the requests for it are tested elsewhere.
+const TAKEN: Taken = Taken { migration: 0, epoch: 0 };
 
 /// A moved line.
 pub(super) struct Move {
@@ -16,58 +20,61 @@ pub(super) struct Move {
     to: usize,
     /// The pages, numbered as at their home.
     pub(super) pages: Range<u64>,
-    adopted: Adopted,
-    /// Pages that were allocated for it.
-    pub(super) granted_pages: u64,
+    home: HomeLine,
+    /// Where it is now.
+    place: u64,
 }
 
 impl Move {
-    /// Copies the line and notifies both servers at the same time; `None` if there is no room.
+    /// Moves the line; `None` if there is no room, or an allocation in it is incomplete.
     pub(super) fn begin(
+        now: Timestamp,
         servers: &mut [Server],
         (from, to): (usize, usize),
-        pointer: Pointer,
         pages: Range<u64>,
     ) -> Option<Self> {
-        // Fifteen pages contain a whole line at any alignment.
-        let granted_pages = 15;
+        let line = servers[from].store.lines().line(pages.start).filter(|line| line.is_settled)?;
+        let bytes = bytes_of(&servers[from], pages.start);
+        let generation = servers[from].store.generation();
+        let home = HomeLine { node: server_node(from), generation, first_page: pages.start };
         let store = &mut servers[to].store;
-        let grant = store.create(SPACE, granted_pages).ok()?;
-        let local_page = grant.location.page().next_multiple_of(8);
-        let adopted = Adopted {
-            node: server_node(from),
-            generation: pointer.location.generation(),
-            first_page: pages.start,
-            page_count: 8,
-            local_page,
-        };
-        // The store cannot take over a colour, so only a line of the same colour is moved.
-        if grant.tag != pointer.tag {
-            let (location, tag) = (grant.location, grant.tag);
-            let length_bytes = PAGE_BYTES as u64;
-            let access = Access { location, length_bytes, tag, space: SPACE };
-            store.delete(access, granted_pages).expect("granted a moment ago");
-            return None;
-        }
-        let moved = Self { from, to, pages, adopted, granted_pages: granted_pages.into() };
-        moved.copy(servers, (from, moved.pages.start), (to, local_page));
-        servers[to].responder.add_adopted(moved.adopted).ok()?;
-        servers[from].responder.add_moved(moved.pages.clone(), server_node(to)).ok()?;
-        Some(moved)
+        let place = store.lines_mut().reserve(1)?.first()?.start;
+        store.lines_mut().stage(place, (home, TAKEN), &line.pages, &bytes).expect("it is reserved");
+        let Server { store: of_home, responder: home_responder, .. } = &mut servers[from];
+        home_responder.add_moved(pages.clone(), server_node(to)).expect("it is here");
+        home_responder.publish(of_home);
+        of_home.lines_mut().withhold(pages.clone(), true);
+        of_home.lines_mut().give(pages.start);
+        of_home.lines_mut().clear_given(pages.clone());
+        let Server { store, responder, .. } = &mut servers[to];
+        responder.adopt(now, place, home, TAKEN, store);
+        Some(Self { from, to, pages, home, place })
     }
 
-    /// Copies the line back and notifies both servers.
-    pub(super) fn end(self, servers: &mut [Server]) {
-        let Self { from, to, ref pages, adopted, .. } = self;
-        self.copy(servers, (to, adopted.local_page), (from, pages.start));
-        assert!(servers[from].responder.remove_moved(pages), "it was noted");
-        assert!(servers[to].responder.remove_adopted(&adopted), "it was noted");
-    }
-
-    fn copy(&self, servers: &mut [Server], from: (usize, u64), to: (usize, u64)) {
-        for page in 0..self.adopted.page_count {
-            let bytes = servers[from.0].store.read(from.1 + page, 0..PAGE_BYTES).to_vec();
-            servers[to.0].store.write(to.1 + page, 0, &bytes);
+    /// Moves the line back; returns false if there is no room any more.
+    pub(super) fn end(&self, now: Timestamp, servers: &mut [Server]) -> bool {
+        let Self { from, to, ref pages, home, place } = *self;
+        if !servers[from].store.lines_mut().reserve_own(pages.clone()) {
+            return false;
         }
+        let Server { store, responder, .. } = &mut servers[to];
+        let HomeLine { node, generation, first_page } = home;
+        let page_count = LINE_PAGES as u64;
+        let adopted = Adopted { node, generation, first_page, page_count, local_page: place };
+        assert!(responder.remove_adopted(&adopted), "it was adopted");
+        let line = store.lines().line(place).expect("it is here").pages;
+        let bytes = bytes_of(&servers[to], place);
+        let store = servers[to].store.lines_mut();
+        store.give(place);
+        store.clear_given(place..place + page_count);
+        let Server { store, responder, .. } = &mut servers[from];
+        store.lines_mut().stage(pages.start, (home, TAKEN), &line, &bytes).expect("as before");
+        responder.adopt(now, pages.start, home, TAKEN, store);
+        true
     }
+}
+
+fn bytes_of(server: &Server, first_page: u64) -> Vec<u8> {
+    let pages = first_page..first_page + LINE_PAGES as u64;
+    pages.flat_map(|page| server.store.read(page, 0..PAGE_BYTES).to_vec()).collect()
 }

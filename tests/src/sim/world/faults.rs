@@ -111,11 +111,10 @@ impl World {
             return;
         };
         let (from, to) = (region.server, (region.server + 1) % self.servers.len());
-        let Some(moved) = Move::begin(&mut self.servers, (from, to), region.pointer, line) else {
+        let Some(moved) = Move::begin(self.now, &mut self.servers, (from, to), line) else {
             return;
         };
         region.was_moved = true;
-        self.ledger.servers[to].orphans.push(moved.granted_pages);
         trace!(self, "line {:?} of server {from} moved to {to}", moved.pages);
         self.moves.push(moved);
         self.report.count("move", "line moved", 1);
@@ -123,8 +122,11 @@ impl World {
 
     pub(super) fn move_back(&mut self) {
         let Some(moved) = self.moves.pop() else { return };
+        if !moved.end(self.now, &mut self.servers) {
+            self.moves.push(moved);
+            return;
+        }
         trace!(self, "line {:?} of server {} moved back", moved.pages, moved.from);
-        moved.end(&mut self.servers);
         self.report.count("move", "line moved back", 1);
     }
 

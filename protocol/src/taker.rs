@@ -1,0 +1,718 @@
+//! The taker of a migration: takes lines from their server, and serves them (`docs/migration.md`).
+//!
+//! A line goes through TAKE, READs of what was written, staging in the store, and KEEP. Several lines are on their way
+//! at once. A line that is staged is *in doubt* until its giver said whose it is, for as long as that takes: neither time,
+//! nor the end of this process, nor the controller decide it. Only the loss of the giver's memory does.
+
+use core::{ops::Range, time::Duration};
+
+use bluebridge_wire::{
+    ArenaGeneration, Fence, LeaseEnd, Location, NodeId, Pointer, Space, Status, Tag,
+    address::{LINE_BYTES, LINE_PAGES, PAGE_BYTES, PAGE_SHIFT},
+    line::{LINE_RECORD_BYTES, LineRecord, PageContents, Part, parse_line},
+};
+
+use crate::{
+    Timestamp,
+    requester::{Buffers, Completion, Failure, Migration, Operation, Output, Requester},
+    responder::Responder,
+    store::{HomeLine, LineStore, PageStore, Placed, Taken},
+};
+
+const LINE: u64 = LINE_PAGES as u64;
+
+/// Lines that are on their way at once.
+const WINDOW: usize = 8;
+
+/// The lease of a TAKE, in milliseconds. The line is out of reach for at most so long if this process ends.
+const LEASE_MS: u16 = 200;
+
+/// Purposes of operations; from [`READ`] on, by the first page that is read.
+const TAKE: u16 = 0;
+const KEEP: u16 = 1;
+const READ: u16 = 2;
+
+/// How long a TAKE waits: longer than a server's longest lease, after which it is next.
+const TAKE_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a READ may take: the lease is over then.
+const READ_PATIENCE: Duration = Duration::from_millis(200);
+
+/// How long a KEEP may take until it is sent anew.
+const KEEP_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long a line waits after a refusal; doubled each time, up to the second value.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(500));
+
+/// The controller's order to take a range.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Order {
+    /// The migration, and who gives.
+    pub migration: Migration,
+    /// The space of the range's allocations.
+    pub space: Space,
+    /// The home of the range.
+    pub home: NodeId,
+    /// The first generation of the home's contents.
+    pub generation: ArenaGeneration,
+    /// Its pages by the home's numbers; whole lines.
+    pub pages: Range<u64>,
+}
+
+impl Order {
+    fn line_count(&self) -> u32 {
+        u32::try_from((self.pages.end - self.pages.start) / LINE).unwrap_or(u32::MAX)
+    }
+
+    fn home_line(&self, line: u32) -> HomeLine {
+        let first_page = self.pages.start + u64::from(line) * LINE;
+        HomeLine { node: self.home, generation: self.generation, first_page }
+    }
+
+    /// The number of a line in the range.
+    fn number(&self, line: HomeLine) -> Option<u32> {
+        let is_of = (line.node, line.generation) == (self.home, self.generation)
+            && self.pages.contains(&line.first_page);
+        let number = line.first_page.checked_sub(self.pages.start)? / LINE;
+        u32::try_from(number).ok().filter(|_| is_of)
+    }
+
+    fn pointer(&self, page: u64, generation: ArenaGeneration, tag: Tag) -> Option<Pointer> {
+        let location = Location::new(generation, page << PAGE_SHIFT)?;
+        Some(Pointer { space: self.space, node: self.home, tag, location })
+    }
+}
+
+/// Why an order cannot be followed; nothing was reserved.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OrderError {
+    /// The range does not consist of whole lines, or is too long.
+    #[error("a range consists of one or more whole lines of 8 pages, and of less than 2^32 lines")]
+    Range,
+    /// There is not enough memory; free some, or migrate less.
+    #[error("{0} lines of 32 KiB are to come, and there is no memory for as many")]
+    NoRoom(u32),
+}
+
+/// How far a migration is, in lines.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Progress {
+    /// Lines of the range.
+    pub all: u32,
+    /// Lines that are served here.
+    pub here: u32,
+    /// Lines that were taken, and are not here or given up yet.
+    pub on_their_way: u32,
+    /// Those of them that are in doubt.
+    pub in_doubt: u32,
+    /// Lines that stay with the giver.
+    pub stay: u32,
+    /// Why a line could not be taken the last time, if it had to be tried again.
+    pub last_failure: Option<Failure>,
+}
+
+/// What a line of the range is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum LineState {
+    /// It is the giver's.
+    Left,
+    /// It is on its way.
+    OnItsWay,
+    /// It is served here.
+    Here,
+    /// It stays the giver's for good.
+    Stays,
+}
+
+/// What is to be done with a line on its way.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Step {
+    /// To be taken when it is time.
+    Take,
+    /// A TAKE is under way.
+    Taking,
+    /// So many READs are under way.
+    Reading(u8),
+    /// It is in doubt, and to be asked for when it is time.
+    Keep,
+    /// A KEEP is under way.
+    Keeping,
+}
+
+/// A line on its way.
+struct Slot {
+    line: u32,
+    step: Step,
+    /// When the next step may begin.
+    at: Timestamp,
+    pause: Duration,
+    taken: Taken,
+    pages: LineRecord,
+    has_failed: bool,
+    record: [u8; LINE_RECORD_BYTES],
+    /// The bytes of a line, one page after the other.
+    bytes: Box<[u8]>,
+}
+
+/// How many lines are in each state.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    left: u32,
+    on_their_way: u32,
+    here: u32,
+    stay: u32,
+}
+
+impl Counts {
+    const fn of(&mut self, state: LineState) -> &mut u32 {
+        match state {
+            LineState::Left => &mut self.left,
+            LineState::OnItsWay => &mut self.on_their_way,
+            LineState::Here => &mut self.here,
+            LineState::Stays => &mut self.stay,
+        }
+    }
+}
+
+/// The taker of one migration. The upper half of its operations' tokens is its number.
+pub struct Taker {
+    order: Order,
+    number: u32,
+    /// Where each line is in the store: the number of the first line, and its place.
+    places: Vec<(Range<u32>, u64)>,
+    lines: Vec<LineState>,
+    counts: Counts,
+    /// No line before this one is left.
+    next: u32,
+    slots: Vec<Slot>,
+    /// Buffers for lines that have no slot.
+    buffers: Vec<Box<[u8]>>,
+    /// Lines in doubt that have no slot yet.
+    doubts: Vec<(u32, Taken)>,
+    /// The number of the giver's last fence that is known.
+    known: u32,
+    is_stopped: bool,
+    last_failure: Option<Failure>,
+}
+
+impl Taker {
+    /// A taker that reserves places for the lines of a range which are not here yet. Lines that an earlier process left
+    /// in doubt are asked for.
+    ///
+    /// `number` distinguishes this taker's operations from those of others with the same requester.
+    ///
+    /// # Errors
+    /// [`OrderError`]; nothing was reserved.
+    pub fn new<S: PageStore + ?Sized>(
+        order: Order,
+        own_node: NodeId,
+        number: u32,
+        store: &mut S,
+    ) -> Result<Self, OrderError> {
+        let Range { start, end } = order.pages;
+        let is_whole = start.is_multiple_of(LINE) && end.is_multiple_of(LINE);
+        if start >= end || !is_whole || (end - start) / LINE >= u64::from(u32::MAX) {
+            return Err(OrderError::Range);
+        }
+        let is_home = own_node == order.home;
+        // An own line that was not given away is here.
+        let at_first = if is_home { LineState::Here } else { LineState::Left };
+        let mut lines = vec![at_first; order.line_count() as usize];
+        let (mut places, mut doubts) = (Vec::new(), Vec::new());
+        let store = store.lines_mut();
+        store.placed(&mut |page, placed| {
+            let home = match placed {
+                Placed::Staged(home, _) | Placed::Adopted(home) => home,
+                Placed::Given if is_home => HomeLine { first_page: page, ..order.home_line(0) },
+                Placed::Given => return,
+            };
+            let Some(line) = order.number(home) else { return };
+            lines[line as usize] = match placed {
+                Placed::Given => LineState::Left,
+                Placed::Adopted(_) => LineState::Here,
+                Placed::Staged(_, taken) => {
+                    doubts.push((line, taken));
+                    LineState::OnItsWay
+                }
+            };
+            if !matches!(placed, Placed::Given) {
+                places.push((line..line + 1, page));
+            }
+        });
+        reserve(&order, is_home, &lines, store, &mut places)?;
+        places.sort_by_key(|(lines, _)| lines.start);
+        let mut counts = Counts::default();
+        lines.iter().for_each(|line| *counts.of(*line) += 1);
+        Ok(Self {
+            order,
+            number,
+            places,
+            lines,
+            counts,
+            next: 0,
+            slots: Vec::with_capacity(WINDOW),
+            buffers: Vec::with_capacity(WINDOW),
+            doubts,
+            known: 0,
+            is_stopped: false,
+            last_failure: None,
+        })
+    }
+
+    /// The order.
+    #[must_use]
+    pub const fn order(&self) -> &Order {
+        &self.order
+    }
+
+    /// Takes no further line: the giver was told to give none. Lines in doubt are asked for until their end is known.
+    pub fn stop(&mut self) {
+        self.is_stopped = true;
+    }
+
+    /// The giver's memory is lost, for sure, and all servers know it: what is in doubt is lost with it. An answer that
+    /// arrives later is too late.
+    pub fn give_up<S: PageStore + ?Sized>(&mut self, store: &mut S) {
+        self.is_stopped = true;
+        let staged = self.slots.iter().filter(|slot| slot.is_in_doubt()).map(|slot| slot.line);
+        let staged: Vec<_> = staged.chain(self.doubts.iter().map(|(line, _)| *line)).collect();
+        for place in staged.into_iter().filter_map(|line| self.place(line)) {
+            store.lines_mut().drop_staged(place);
+        }
+        self.slots.clear();
+        self.doubts.clear();
+        for line in 0..self.lines.len() {
+            if matches!(self.lines[line], LineState::Left | LineState::OnItsWay) {
+                self.set_state(line, LineState::Stays);
+            }
+        }
+    }
+
+    /// How far it is.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        let in_doubt = self.slots.iter().filter(|slot| slot.is_in_doubt()).count();
+        let Counts { on_their_way, here, stay, .. } = self.counts;
+        Progress {
+            all: self.order.line_count(),
+            here,
+            on_their_way,
+            in_doubt: u32::try_from(in_doubt + self.doubts.len()).unwrap_or(u32::MAX),
+            stay,
+            last_failure: self.last_failure,
+        }
+    }
+
+    /// Whether the end of each line is known: it is here, or it stays.
+    #[must_use]
+    pub const fn is_over(&self) -> bool {
+        self.counts.left == 0 && self.counts.on_their_way == 0
+    }
+
+    /// The rows of neighbouring pages that are served here, by the home's numbers.
+    pub fn rows(&self) -> impl Iterator<Item = Range<u64>> {
+        let mut next = 0;
+        core::iter::from_fn(move || {
+            let is_here = |line: &usize| self.lines[*line] == LineState::Here;
+            let first = (next..self.lines.len()).find(is_here)?;
+            let end = (first..self.lines.len()).find(|line| !is_here(line));
+            next = end.unwrap_or(self.lines.len());
+            let page = |line: usize| self.order.pages.start + line as u64 * LINE;
+            Some(page(first)..page(next))
+        })
+    }
+
+    /// Gives back what is reserved for lines that stay with the giver. Only when [`Self::is_over`].
+    pub fn finish<S: PageStore + ?Sized>(self, store: &mut S) {
+        for (line, state) in (0..).zip(&self.lines) {
+            if *state == LineState::Stays
+                && let Some(place) = self.place(line)
+            {
+                store.lines_mut().release(place..place + LINE);
+            }
+        }
+    }
+
+    /// Whether a completion is of this taker.
+    #[must_use]
+    pub const fn owns(&self, token: u64) -> bool {
+        token >> 32 == self.number as u64
+    }
+
+    /// The next moment at which [`Self::poll`] has something to do; `None` if it waits for completions only.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Timestamp> {
+        let waits = self.slots.iter().filter(|slot| matches!(slot.step, Step::Take | Step::Keep));
+        waits.map(|slot| slot.at).min()
+    }
+
+    /// Starts what can be started.
+    pub fn poll(&mut self, now: Timestamp, requester: &mut Requester) {
+        let Self { slots, lines, buffers, .. } = self;
+        let ended = slots.extract_if(.., |slot| lines[slot.line as usize] != LineState::OnItsWay);
+        buffers.extend(ended.map(|slot| slot.bytes));
+        self.fill(now);
+        for index in 0..self.slots.len() {
+            if self.slots[index].at > now {
+                continue;
+            }
+            match self.slots[index].step {
+                Step::Take if self.is_stopped => self.end(index, LineState::Stays),
+                Step::Take => self.take(now, index, requester),
+                Step::Keep => self.keep(now, index, requester),
+                Step::Taking | Step::Reading(_) | Step::Keeping => {}
+            }
+        }
+        if self.is_stopped && self.counts.left > 0 {
+            for line in 0..self.lines.len() {
+                if self.lines[line] == LineState::Left {
+                    self.set_state(line, LineState::Stays);
+                }
+            }
+        }
+    }
+
+    /// Handles the end of an operation of this taker. Call [`Self::poll`] afterwards.
+    pub fn heard<S: PageStore + ?Sized>(
+        &mut self,
+        now: Timestamp,
+        completion: &Completion,
+        (requester, responder): (&mut Requester, &mut Responder),
+        store: &mut S,
+    ) {
+        let Some((index, what)) = self.operation(completion.token) else { return };
+        match (self.slots[index].step, what) {
+            (Step::Taking, TAKE) => {
+                self.heard_of_take(now, index, completion.result, requester, store);
+            }
+            (Step::Reading(count), READ..) => {
+                let slot = &mut self.slots[index];
+                slot.has_failed |= completion.result.is_err();
+                slot.step = Step::Reading(count - 1);
+                if let Err(failure) = completion.result {
+                    self.last_failure = Some(failure);
+                }
+                if count == 1 {
+                    self.stage(now, index, store);
+                }
+            }
+            (Step::Keeping, KEEP) => {
+                self.heard_of_keep(now, index, completion.result, responder, store);
+            }
+            _ => {}
+        }
+    }
+
+    /// Gives slots to lines: first to those in doubt.
+    fn fill(&mut self, now: Timestamp) {
+        while self.slots.len() < WINDOW {
+            let (line, step, taken) = match self.doubts.pop() {
+                Some((line, taken)) => (line, Step::Keep, taken),
+                None => {
+                    let Some(line) = self.next_left() else { return };
+                    let migration = self.order.migration.id;
+                    (line, Step::Take, Taken { migration, epoch: 0 })
+                }
+            };
+            self.set_state(line as usize, LineState::OnItsWay);
+            let bytes = self.buffers.pop();
+            let bytes = bytes.unwrap_or_else(|| vec![0; LINE_BYTES].into_boxed_slice());
+            self.slots.push(Slot {
+                line,
+                step,
+                at: now,
+                pause: PAUSE.0,
+                taken,
+                pages: LineRecord::default(),
+                has_failed: false,
+                record: [0; LINE_RECORD_BYTES],
+                bytes,
+            });
+        }
+    }
+
+    /// A line to take.
+    fn next_left(&mut self) -> Option<u32> {
+        if self.is_stopped {
+            return None;
+        }
+        let lines = self.lines.get(self.next as usize..).unwrap_or_default();
+        let skipped = lines.iter().position(|line| *line == LineState::Left);
+        let skipped = u32::try_from(skipped.unwrap_or(lines.len())).unwrap_or(u32::MAX);
+        let line = self.next + skipped;
+        self.next = line;
+        ((line as usize) < self.lines.len()).then_some(line)
+    }
+
+    fn set_state(&mut self, line: usize, state: LineState) {
+        *self.counts.of(self.lines[line]) -= 1;
+        self.lines[line] = state;
+        *self.counts.of(state) += 1;
+    }
+
+    fn take(&mut self, now: Timestamp, index: usize, requester: &mut Requester) {
+        let Self { order, slots, .. } = self;
+        let slot = &mut slots[index];
+        let first_page = order.home_line(slot.line).first_page;
+        let Some(pointer) = order.pointer(first_page, order.generation, Tag(0)) else { return };
+        let (migration, lease_ms) = (order.migration, LEASE_MS);
+        let take = Operation::Take { migration, pointer, lease_ms, wait: true };
+        let token = token(self.number, slot.line, TAKE);
+        match requester.start_until(now, take, token, now + TAKE_PATIENCE) {
+            Ok(_) => slot.step = Step::Taking,
+            Err(_) => slot.wait(now),
+        }
+    }
+
+    fn keep(&mut self, now: Timestamp, index: usize, requester: &mut Requester) {
+        let Self { order, slots, known, .. } = self;
+        let slot = &mut slots[index];
+        let first_page = order.home_line(slot.line).first_page;
+        let Some(pointer) = order.pointer(first_page, order.generation, Tag(0)) else { return };
+        let (migration, epoch) = (order.migration, slot.taken.epoch);
+        let keep = Operation::Keep { migration, pointer, epoch, known: *known };
+        let token = token(self.number, slot.line, KEEP);
+        match requester.start_until(now, keep, token, now + KEEP_PATIENCE) {
+            Ok(_) => slot.step = Step::Keeping,
+            Err(_) => slot.wait(now),
+        }
+    }
+
+    fn heard_of_take<S: PageStore + ?Sized>(
+        &mut self,
+        now: Timestamp,
+        index: usize,
+        result: Result<Output, Failure>,
+        requester: &mut Requester,
+        store: &mut S,
+    ) {
+        let slot = &mut self.slots[index];
+        let lease = match result {
+            Ok(Output::Leased(lease)) => lease,
+            Ok(_) => return self.try_again(now, index, None),
+            Err(failure) => {
+                let is_over =
+                    matches!(failure, Failure::Refused { status: Status::StaleRangeEpoch, .. })
+                        && self.is_stopped;
+                if is_over {
+                    return self.end(index, LineState::Stays);
+                }
+                return self.try_again(now, index, Some(failure));
+            }
+        };
+        let Ok(pages) = parse_line(&slot.record) else {
+            return self.try_again(now, index, None);
+        };
+        (slot.taken.epoch, slot.pages, slot.has_failed) = (lease.epoch, pages, false);
+        let mut reads = 0;
+        for run in written_runs(&pages) {
+            let first_page = self.order.home_line(slot.line).first_page + run.start as u64;
+            let Some((generation, tag)) = pages[run.start].colour else { continue };
+            let Some(pointer) = self.order.pointer(first_page, generation, tag) else { continue };
+            let giver = self.order.migration.giver;
+            #[expect(clippy::cast_possible_truncation, reason = "at most a line's bytes, or pages")]
+            let (length, what) = ((run.len() * PAGE_BYTES) as u32, READ + run.start as u16);
+            let read = Operation::ReadTaken { giver, pointer, length, epoch: lease.epoch };
+            let token = token(self.number, slot.line, what);
+            match requester.start_until(now, read, token, now + READ_PATIENCE) {
+                Ok(_) => reads += 1,
+                Err(_) => slot.has_failed = true,
+            }
+        }
+        slot.step = Step::Reading(reads);
+        if reads == 0 {
+            self.stage(now, index, store);
+        }
+    }
+
+    /// All pages were read, or not.
+    fn stage<S: PageStore + ?Sized>(&mut self, now: Timestamp, index: usize, store: &mut S) {
+        let line = self.slots[index].line;
+        let Some(place) = self.place(line) else { return self.end(index, LineState::Stays) };
+        let slot = &self.slots[index];
+        if slot.has_failed {
+            return self.try_again(now, index, None);
+        }
+        let name = (self.order.home_line(line), slot.taken);
+        match store.lines_mut().stage(place, name, &slot.pages, &slot.bytes) {
+            Ok(()) => {
+                let slot = &mut self.slots[index];
+                (slot.step, slot.at, slot.pause) = (Step::Keep, now, PAUSE.0);
+            }
+            Err(_) => self.try_again(now, index, None),
+        }
+    }
+
+    fn heard_of_keep<S: PageStore + ?Sized>(
+        &mut self,
+        now: Timestamp,
+        index: usize,
+        result: Result<Output, Failure>,
+        responder: &mut Responder,
+        store: &mut S,
+    ) {
+        let slot = &mut self.slots[index];
+        let (line, taken) = (slot.line, slot.taken);
+        match result {
+            Ok(Output::Kept { bytes, known, is_all }) => {
+                let fences = Fence::parse_all(&slot.record[..usize::from(bytes)]);
+                responder.heed_fences(now, self.order.space, fences, store);
+                self.known = known;
+                if !is_all {
+                    let slot = &mut self.slots[index];
+                    (slot.step, slot.at) = (Step::Keep, now);
+                    return;
+                }
+                if let Some(place) = self.place(line) {
+                    responder.adopt(now, place, self.order.home_line(line), taken, store);
+                }
+                self.end(index, LineState::Here);
+            }
+            // It is about the lease under which the line was staged, so the line is the giver's.
+            Err(Failure::LeaseLost { how, .. }) => {
+                if let Some(place) = self.place(line) {
+                    store.lines_mut().drop_staged(place);
+                }
+                let is_over = self.is_stopped || how == LeaseEnd::Withdrawn;
+                if is_over {
+                    return self.end(index, LineState::Stays);
+                }
+                self.try_again(now, index, result.err());
+            }
+            _ => {
+                self.last_failure = result.err();
+                let slot = &mut self.slots[index];
+                slot.step = Step::Keep;
+                slot.wait(now);
+            }
+        }
+    }
+
+    /// A line that is the giver's for sure is taken again later.
+    fn try_again(&mut self, now: Timestamp, index: usize, failure: Option<Failure>) {
+        self.last_failure = failure.or(self.last_failure);
+        let slot = &mut self.slots[index];
+        slot.step = Step::Take;
+        slot.wait(now);
+    }
+
+    /// [`Self::poll`] removes the slot.
+    fn end(&mut self, index: usize, state: LineState) {
+        let line = self.slots[index].line;
+        self.set_state(line as usize, state);
+    }
+
+    /// The slot and the purpose of an operation.
+    fn operation(&self, token: u64) -> Option<(usize, u16)> {
+        let line = token >> 4 & LINE_MASK;
+        let is_its = |slot: &Slot| u64::from(slot.line) & LINE_MASK == line;
+        let index = self.slots.iter().position(is_its).filter(|_| self.owns(token))?;
+        Some((index, (token & 15) as u16))
+    }
+
+    /// Where a line is in the store.
+    fn place(&self, line: u32) -> Option<u64> {
+        let index = self.places.partition_point(|(lines, _)| lines.end <= line);
+        let (lines, place) = self.places.get(index)?;
+        lines.contains(&line).then(|| place + u64::from(line - lines.start) * LINE)
+    }
+}
+
+impl Slot {
+    const fn is_in_doubt(&self) -> bool {
+        matches!(self.step, Step::Keep | Step::Keeping)
+    }
+
+    /// Waits until it is tried again, the longer the more often.
+    fn wait(&mut self, now: Timestamp) {
+        self.at = now + self.pause;
+        self.pause = (self.pause * 2).min(PAUSE.1);
+    }
+}
+
+impl Buffers for Taker {
+    fn outgoing(&self, _token: u64) -> &[u8] {
+        &[]
+    }
+
+    fn incoming(&mut self, token: u64) -> &mut [u8] {
+        let Some((index, what)) = self.operation(token) else { return &mut [] };
+        let slot = &mut self.slots[index];
+        match what.checked_sub(READ) {
+            None => &mut slot.record,
+            Some(page) => slot.bytes.get_mut(usize::from(page) * PAGE_BYTES..).unwrap_or_default(),
+        }
+    }
+}
+
+/// Bits of a token that tell the line: those on their way at once differ in them.
+const LINE_MASK: u64 = (1 << 28) - 1;
+
+const fn token(number: u32, line: u32, what: u16) -> u64 {
+    (number as u64) << 32 | (line as u64 & LINE_MASK) << 4 | what as u64
+}
+
+/// Runs of neighbouring pages with bytes to read, each in one allocation.
+fn written_runs(pages: &LineRecord) -> impl Iterator<Item = Range<usize>> {
+    let is_written = |page: usize| {
+        pages[page].part != Part::Free && pages[page].contents == PageContents::Written
+    };
+    let mut next = 0;
+    core::iter::from_fn(move || {
+        let first = (next..LINE_PAGES).find(|page| is_written(*page))?;
+        let is_more =
+            |page: &usize| is_written(*page) && matches!(pages[*page].part, Part::Further { .. });
+        next = (first + 1..LINE_PAGES).find(|page| !is_more(page)).unwrap_or(LINE_PAGES);
+        Some(first..next)
+    })
+}
+
+/// Reserves places for the lines that are left.
+fn reserve(
+    order: &Order,
+    is_home: bool,
+    lines: &[LineState],
+    store: &mut dyn LineStore,
+    places: &mut Vec<(Range<u32>, u64)>,
+) -> Result<(), OrderError> {
+    let mut rows = Vec::new();
+    for (line, _) in (0..).zip(lines).filter(|(_, state)| **state == LineState::Left) {
+        match rows.last_mut() {
+            Some(Range { end, .. }) if *end == line => *end += 1,
+            _ => rows.push(line..line + 1),
+        }
+    }
+    let count = rows.iter().map(|row| row.end - row.start).sum();
+    if is_home {
+        for (index, row) in rows.iter().enumerate() {
+            let pages = |row: &Range<u32>| {
+                let [start, end] = [row.start, row.end].map(|line| u64::from(line) * LINE);
+                order.pages.start + start..order.pages.start + end
+            };
+            if !store.reserve_own(pages(row)) {
+                rows[..index].iter().for_each(|row| store.release(pages(row)));
+                return Err(OrderError::NoRoom(count));
+            }
+            places.push((row.clone(), pages(row).start));
+        }
+        // Those that are here are at home.
+        return Ok(());
+    }
+    let mut runs = store.reserve(count).ok_or(OrderError::NoRoom(count))?.into_iter();
+    let mut run = 0..0;
+    for row in rows {
+        let mut next = row.start;
+        while next < row.end {
+            if run.is_empty() {
+                run = runs.next().ok_or(OrderError::NoRoom(count))?;
+            }
+            let fitting = u64::from(row.end - next).min((run.end - run.start) / LINE);
+            let fitting = u32::try_from(fitting).unwrap_or(u32::MAX);
+            places.push((next..next + fitting, run.start));
+            run.start += u64::from(fitting) * LINE;
+            next += fitting;
+        }
+    }
+    Ok(())
+}
