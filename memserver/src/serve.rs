@@ -15,7 +15,7 @@ use std::{
 
 use bluebridge_protocol::{
     Timestamp,
-    responder::{Adopted, Authority, Responder},
+    responder::{Authority, Config, Responder},
     store::PageStore,
 };
 use bluebridge_transport::{Incoming, Outgoing, ReceiveError, TransmitError, Transport, Wait};
@@ -24,6 +24,7 @@ use bluebridge_wire::{ArenaGeneration, Datagram, NodeId, Space};
 use crate::{
     Arena, ArenaUsage,
     backlog::{Backlog, Place, Preview, Sender},
+    migration::{Identity, MigrationCall, Migrations},
     statistics::ShardStatistics,
     survey::{Allocation, Survey},
 };
@@ -140,16 +141,14 @@ impl Default for Idle {
 /// An order of another thread to a shard.
 #[derive(Clone, Debug)]
 pub enum Order {
-    /// Serve a range of another node.
-    Adopt(Adopted),
     /// Serve under this authority, or under none.
     Authority(Option<Authority>),
+    /// Take or give lines.
+    Migrate(MigrationCall),
     /// Respond MOVED for these pages.
     Move(core::ops::Range<u64>, NodeId),
     /// Send notices of creations and deletions in this space, or stop sending them.
     Notices(Space, bool),
-    /// Stop serving a range of another node.
-    Release(Adopted),
     /// Use arena generations up to this one, which the controller reserved.
     Reserve(ArenaGeneration),
     /// Whether more arena generations are expected soon.
@@ -200,13 +199,23 @@ pub struct Shard<T, S> {
     backlog: Backlog,
     /// Requests of operators; each iteration of the loop does a step of the first.
     surveys: VecDeque<Survey>,
+    /// The lines that it takes from other servers.
+    migrations: Migrations,
 }
 
 impl<T: Transport, S: Store> Shard<T, S> {
-    /// A shard that received nothing yet.
-    pub fn new(transport: T, responder: Responder, store: S, idle: Idle) -> Self {
+    /// A shard that received nothing yet. `config` is that of the responder.
+    pub fn new(
+        transport: T,
+        responder: Responder,
+        store: S,
+        (config, idle): (&Config, Idle),
+    ) -> Self {
         let surveys = VecDeque::with_capacity(SURVEYS_MAX);
-        Self { transport, responder, store, idle, backlog: Backlog::new(), surveys }
+        let Config { node, incarnation, shard, piece_bytes, seed, .. } = *config;
+        let identity = Identity { node, incarnation, shard, piece_bytes, seed };
+        let migrations = Migrations::new(identity);
+        Self { transport, responder, store, idle, backlog: Backlog::new(), surveys, migrations }
     }
 
     /// Serves until `stop` is set, then responds SHUTTING_DOWN for the grace time.
@@ -240,6 +249,7 @@ impl<T: Transport, S: Store> Shard<T, S> {
             for order in control.orders.try_iter() {
                 self.execute(order, &control.statistics);
             }
+            self.migrate()?;
             let is_surveying = self.survey(&control.statistics);
             let count = if self.backlog.is_empty() && !is_surveying {
                 self.wait(now, ends_at, control)?
@@ -254,6 +264,16 @@ impl<T: Transport, S: Store> Shard<T, S> {
                 is_warned = is_warned || self.warn_of_retirement();
             }
         }
+    }
+
+    /// Goes on with the lines that it takes.
+    fn migrate(&mut self) -> Result<(), ServeError> {
+        if self.migrations.is_idle() {
+            return Ok(());
+        }
+        let now = self.transport.now();
+        let Self { transport, responder, store, migrations, .. } = self;
+        migrations.drive(now, (transport, responder), store).map_err(ServeError::Transmit)
     }
 
     /// Does a step of the first request of an operator; returns false if there is none.
@@ -282,8 +302,8 @@ impl<T: Transport, S: Store> Shard<T, S> {
         }
         self.publish(&control.statistics);
         let now = self.transport.now();
-        let due = self.responder.poll_timeout();
-        let deadline = [due, ends_at].into_iter().flatten().fold(now + self.idle.sleep, Ord::min);
+        let due = [self.responder.poll_timeout(), self.migrations.poll_timeout(), ends_at];
+        let deadline = due.into_iter().flatten().fold(now + self.idle.sleep, Ord::min);
         Ok(self.transport.receive(Wait::until(deadline))?)
     }
 
@@ -378,6 +398,10 @@ impl<T: Transport, S: Store> Shard<T, S> {
             Place::Held(slot) => self.backlog.held(slot),
         };
         match Datagram::parse(source, destination, payload) {
+            Ok(datagram) if datagram.is_reply() && !self.migrations.is_idle() => {
+                self.migrations.receive(now, &datagram);
+                true
+            }
             Ok(datagram) => {
                 self.responder.handle_datagram(now, source_port, &datagram, &mut self.store).is_ok()
             }
@@ -453,17 +477,24 @@ impl<T: Transport, S: Store> Shard<T, S> {
 
     fn execute(&mut self, order: Order, statistics: &ShardStatistics) {
         let is_done = match order {
-            Order::Adopt(adopted) => self.responder.add_adopted(adopted).is_ok(),
             Order::Authority(authority) => {
                 self.responder.set_authority(authority);
                 true
+            }
+            Order::Migrate(MigrationCall { order, reply }) => {
+                let now = self.transport.now();
+                let Self { migrations, responder, store, .. } = self;
+                let result = migrations.execute(now, order, responder, store);
+                let is_done = result.is_ok();
+                // Who asked may not wait any more.
+                let _ = reply.try_send(result);
+                is_done
             }
             Order::Move(pages, node) => self.responder.add_moved(pages, node).is_ok(),
             Order::Notices(space, is_on) => {
                 self.responder.set_notices(space, is_on);
                 true
             }
-            Order::Release(adopted) => self.responder.remove_adopted(&adopted),
             Order::Reserve(last) => {
                 self.store.reserve(last);
                 true

@@ -22,6 +22,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use crate::{
     Arena, ArenaConfig, Claim, Damaged, PageKind, Reservation, ReserveError, Reserved,
     direct::{DirectMemory, DirectReads, NoDirectReads, ReadCounts},
+    migration::{MigrationCall, MigrationError, MigrationOrder, MigrationState},
     serve::{Idle, Order, ServeError, Shard, ShardControl},
     statistics::{ShardStatistics, Snapshot},
     survey::{Findings, Query, Survey},
@@ -208,6 +209,20 @@ pub enum SurveyError {
     TimedOut(u16),
 }
 
+/// A shard did not follow an order for a migration.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum MigrateError {
+    /// The order was not accepted.
+    #[error(transparent)]
+    Order(#[from] OrderError),
+    /// The shard refused; nothing changed.
+    #[error(transparent)]
+    Refused(#[from] MigrationError),
+    /// The shard has too much to do. Repeat the order: it may have been followed.
+    #[error("shard {0} did not respond in time; repeat the order")]
+    TimedOut(u16),
+}
+
 struct RunningShard {
     thread: JoinHandle<Result<(), ServeError>>,
     orders: SyncSender<Order>,
@@ -268,11 +283,12 @@ where
     for (shard, (transport, memory)) in
         (0..=u8::MAX).zip(transports.into_iter().zip(reserved.parts))
     {
-        let mut responder = Responder::new(&config.shard(shard, shard_count))?;
+        let shard_config = config.shard(shard, shard_count);
+        let mut responder = Responder::new(&shard_config)?;
         let shard_pages = (memory.page_bytes() / PAGE_BYTES) as u64;
         let mut store = Arena::open(&config.arena(shard, shard_count, shard_pages), memory)?;
         responder.begin(transport.now(), &mut store);
-        shards.push(Shard::new(transport, responder, store, config.idle));
+        shards.push(Shard::new(transport, responder, store, (&shard_config, config.idle)));
     }
     let (stop, page_kind) = (Arc::default(), reserved.page_kind);
     let direct = Err(NoDirectReads::Off);
@@ -409,6 +425,25 @@ impl Server {
             // The shard ended, or has the maximum number of surveys.
             RecvTimeoutError::Disconnected => OrderError::Busy(shard).into(),
         })
+    }
+
+    /// Makes one shard take lines from another server, or give them, and waits for the result.
+    ///
+    /// # Errors
+    /// [`MigrateError`].
+    pub fn migrate(
+        &self,
+        shard: u16,
+        order: MigrationOrder,
+        patience: Duration,
+    ) -> Result<MigrationState, MigrateError> {
+        let (reply, result) = sync_channel(1);
+        self.order(shard, Order::Migrate(MigrationCall { order, reply }))?;
+        match result.recv_timeout(patience) {
+            Ok(result) => Ok(result?),
+            Err(RecvTimeoutError::Timeout) => Err(MigrateError::TimedOut(shard)),
+            Err(RecvTimeoutError::Disconnected) => Err(OrderError::Gone(shard).into()),
+        }
     }
 
     /// Grants or withdraws the right to serve, on every shard.

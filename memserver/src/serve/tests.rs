@@ -212,15 +212,19 @@ fn scripted(behaviour: Behaviour) -> Scripted {
     }
 }
 
+fn config() -> Config {
+    Config::new(SPACE, SERVER, 1, 1)
+}
+
 /// A shard with an open session and a region of 8 pages; the session and the region.
 fn shard(behaviour: Behaviour) -> (Shard<Scripted, Arena>, u64, Pointer) {
-    let mut responder = Responder::new(&Config::new(SPACE, SERVER, 1, 1)).unwrap();
+    let mut responder = Responder::new(&config()).unwrap();
     let mut store = Arena::on_heap(&ArenaConfig::default(), 64);
     let session = open(&mut responder, &mut store, NodeId(20));
     let Grant { location, tag } = store.create(SPACE, 8).unwrap();
     let at = Pointer { space: SPACE, node: SERVER, tag, location };
     let transport = scripted(behaviour);
-    (Shard::new(transport, responder, store, Idle::default()), session, at)
+    (Shard::new(transport, responder, store, (&config(), Idle::default())), session, at)
 }
 
 fn open(responder: &mut Responder, store: &mut Arena, node: NodeId) -> u64 {
@@ -306,7 +310,12 @@ fn a_broken_carrier_ends_the_loop_with_its_error() {
 #[test]
 fn refusals_of_the_store_are_sent_as_replies() {
     let (Shard { transport, responder, store, idle, .. }, session, at) = shard(Behaviour::Slow(9));
-    let mut shard = Shard::new(transport, responder, Refusing(store, SharedShard::default()), idle);
+    let mut shard = Shard::new(
+        transport,
+        responder,
+        Refusing(store, SharedShard::default()),
+        (&config(), idle),
+    );
     let create = Header { session, sequence: 1, length: 1, ..Header::default() };
     let read = Header { session, sequence: 2, length: 8, ..Header::default() };
     let inbox = vec![
@@ -324,7 +333,7 @@ fn refusals_of_the_store_are_sent_as_replies() {
 fn readers_pass_on_before_an_order_counts_as_executed() {
     let (Shard { transport, responder, store, idle, .. }, ..) = shard(Behaviour::Slow(9));
     let store = Refusing(store, SharedShard::default());
-    let mut shard = Shard::new(transport, responder, store, idle);
+    let mut shard = Shard::new(transport, responder, store, (&config(), idle));
     shard.responder.begin(Timestamp::ZERO, &mut shard.store);
     let statistics = ShardStatistics::default();
     let authority = Authority { range_epoch: 1, expires_at: None };

@@ -6,4 +6,5 @@ mod handover;
 mod hostile_misuse;
 mod hostile_owner;
 mod lease_simulation;
+mod moving;
 mod simulation;
