@@ -25,6 +25,7 @@ use bluebridge_p4::declaration;
 use bluebridge_p4::pipeline::{Key, MacAddr, SwitchPort, Ternary};
 use bluebridge_wire::{ArenaGeneration, NodeId, Space, piece_bytes};
 
+use crate::migration::Migrations;
 use crate::redirect::{REDIRECT_BUDGET, RedirectPolicy};
 pub use attached::{Attached, Endpoints};
 pub use event::{MemberChange, MemberEvent};
@@ -279,6 +280,7 @@ pub struct Core {
     spaces: BTreeMap<u16, u16>,
     /// The known ports, by switch.
     ports: Vec<Ports>,
+    migrations: Migrations,
     changes: Vec<Change>,
     altered: BTreeSet<NodeId>,
     events: Vec<MemberEvent>,
@@ -302,6 +304,8 @@ impl Core {
             .map(|(id, node)| (node.record.name.clone(), *id))
             .collect();
         let ports = vec![Ports::default(); config.topology.switch_count()];
+        let records = nodes.values().map(|node| &node.record);
+        let migrations = Migrations::new(stored.migrations, records);
         Self {
             config,
             first_generation: stored.first_generation,
@@ -309,6 +313,7 @@ impl Core {
             names,
             spaces: stored.spaces.iter().map(|record| (record.space, record.group)).collect(),
             ports,
+            migrations,
             changes: Vec::new(),
             altered: BTreeSet::new(),
             events: Vec::new(),
@@ -396,7 +401,9 @@ impl Core {
     /// The changes that must be stored before the last response is sent.
     #[must_use]
     pub fn take_changes(&mut self) -> Vec<Change> {
-        std::mem::take(&mut self.changes)
+        let mut changes = std::mem::take(&mut self.changes);
+        changes.append(&mut self.migrations.take_changes());
+        changes
     }
 
     /// The nodes whose changes watchers must receive.
@@ -414,7 +421,19 @@ impl Core {
     /// Whether the desired tables may have changed since the last call.
     #[must_use]
     pub fn take_dirty(&mut self) -> bool {
-        std::mem::take(&mut self.dirty)
+        let has_moved = self.migrations.take_moved();
+        std::mem::take(&mut self.dirty) || has_moved
+    }
+
+    /// Which pages are moving, or have moved.
+    #[must_use]
+    pub const fn migrations(&self) -> &Migrations {
+        &self.migrations
+    }
+
+    /// To note what servers report.
+    pub const fn migrations_mut(&mut self) -> &mut Migrations {
+        &mut self.migrations
     }
 
     /// The configured ports that their switches do not have: the operator named the wrong ones.
@@ -553,6 +572,7 @@ impl Core {
         node.gone_since = now;
         node.free_pages = None;
         node.reported_pages = 0;
+        self.migrations.note_server(&node.record);
         self.changes.push(Change::Node(node.record.clone()));
         self.note(id);
     }

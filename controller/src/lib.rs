@@ -1,6 +1,7 @@
 //! The controller: desired state, reconcile loop, southbound drivers, northbound API.
 //!
 //! * [`core`]: pure controller state machine: its inputs are events and the time, its output is the desired tables.
+//! * [`migration`]: live migration: which server should have which pages; pure as well.
 //! * [`plan`]: the difference between desired and installed tables, in a safe order.
 //! * [`reconcile`]: installs the desired tables in a switch, through [`driver`]; one loop for each switch.
 //! * [`redirect`]: which leased pages lead to their owners; owned by the loop of [`reconcile`].
@@ -11,6 +12,7 @@
 pub mod config;
 pub mod core;
 pub mod driver;
+pub mod migration;
 pub mod plan;
 pub mod reconcile;
 pub mod redirect;

@@ -13,6 +13,7 @@ use redb::{
 };
 
 use crate::core::{Change, NodeRecord, SpaceRecord, Stored};
+use crate::migration::{ContentsRecord, StoredMigrations};
 use crate::secret;
 
 /// Node id -> [`NodeRecord`] as JSON, so that a person can read it if necessary.
@@ -21,15 +22,25 @@ const NODES: TableDefinition<'_, u16, &[u8]> = TableDefinition::new("nodes");
 /// Space -> multicast group.
 const SPACES: TableDefinition<'_, u16, u16> = TableDefinition::new("spaces");
 
+/// Migration -> [`crate::migration::MigrationRecord`] as JSON.
+const MIGRATIONS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("migrations");
+
+/// Contents of a home -> [`crate::migration::ElsewhereRecord`] as JSON.
+const ELSEWHERE: TableDefinition<'_, u32, &[u8]> = TableDefinition::new("elsewhere");
+
+/// Node -> [`crate::migration::LossRecord`] as JSON.
+const LOSSES: TableDefinition<'_, u16, &[u8]> = TableDefinition::new("losses");
+
 /// Single numbers by name.
 const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
 
 /// The version of this format; increased when an older controller could not read it, or would do harm.
-const FORMAT: u64 = 2;
+const FORMAT: u64 = 3;
 
-/// The version before: it did not contain the last arena generation of a node. A controller that does
-/// not know it would give the next incarnation of a node generations that are in use.
-const FORMAT_BEFORE: u64 = 1;
+/// The versions before. The first did not contain the last arena generation of a node: a controller that does
+/// not know it would give the next incarnation of a node generations that are in use. The second did not contain
+/// migrations: a controller that does not know them would not tell anyone that a server lost what it had taken.
+const FORMATS_BEFORE: std::ops::RangeInclusive<u64> = 1..=2;
 
 /// Bits of an election id's lower half that count the connections of one start.
 const CONNECTION_BITS: u32 = 32;
@@ -251,16 +262,22 @@ impl Store {
         let (start_count, created, election, fenced_by) = {
             write.open_table(NODES).map_err(io)?;
             write.open_table(SPACES).map_err(io)?;
+            write.open_table(MIGRATIONS).map_err(io)?;
+            write.open_table(ELSEWHERE).map_err(io)?;
+            write.open_table(LOSSES).map_err(io)?;
             let mut numbers = write.open_table(NUMBERS).map_err(io)?;
             let read = |numbers: &redb::Table<'_, &str, u64>, name| {
                 Ok::<_, StoreError>(numbers.get(name).map_err(io)?.map(|value| value.value()))
             };
             match read(&numbers, "format")? {
-                None | Some(FORMAT_BEFORE) => {
+                Some(FORMAT) => {}
+                before if before.is_none_or(|it| FORMATS_BEFORE.contains(&it)) => {
                     numbers.insert("format", FORMAT).map_err(io).map(drop)?;
                 }
-                Some(FORMAT) => {}
-                Some(other) => return Err(StoreError::Unreadable(format!("format {other}"))),
+                other => {
+                    let other = other.unwrap_or_default();
+                    return Err(StoreError::Unreadable(format!("format {other}")));
+                }
             }
             let age = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             let now = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
@@ -369,6 +386,11 @@ impl Store {
             let (space, group) = item.map_err(io)?;
             stored.spaces.push(SpaceRecord { space: space.value(), group: group.value() });
         }
+        stored.migrations = StoredMigrations {
+            records: records(&read, MIGRATIONS, "a migration")?,
+            elsewhere: records(&read, ELSEWHERE, "where pages of a server are")?,
+            losses: records(&read, LOSSES, "a loss of memory")?,
+        };
         Ok(stored)
     }
 
@@ -384,12 +406,29 @@ impl Store {
         {
             let mut nodes = write.open_table(NODES).map_err(io)?;
             let mut spaces = write.open_table(SPACES).map_err(io)?;
+            let mut migrations = write.open_table(MIGRATIONS).map_err(io)?;
+            let mut elsewhere = write.open_table(ELSEWHERE).map_err(io)?;
+            let mut losses = write.open_table(LOSSES).map_err(io)?;
             for change in changes {
                 match change {
+                    Change::Elsewhere(record) => {
+                        let key = contents_key(record.home);
+                        elsewhere.insert(key, json(record)?.as_slice()).map_err(io)?;
+                    }
+                    Change::Loss(record) => {
+                        losses.insert(record.node, json(record)?.as_slice()).map_err(io)?;
+                    }
+                    Change::LossGone(node) => {
+                        losses.remove(node).map_err(io)?;
+                    }
+                    Change::Migration(record) => {
+                        migrations.insert(record.id, json(record)?.as_slice()).map_err(io)?;
+                    }
+                    Change::MigrationGone(id) => {
+                        migrations.remove(id).map_err(io)?;
+                    }
                     Change::Node(record) => {
-                        let bytes = serde_json::to_vec(record)
-                            .map_err(|error| StoreError::Io(error.to_string()))?;
-                        nodes.insert(record.node, bytes.as_slice()).map_err(io)?;
+                        nodes.insert(record.node, json(record)?.as_slice()).map_err(io)?;
                     }
                     Change::Space(record) => {
                         spaces.insert(record.space, record.group).map_err(io)?;
@@ -402,6 +441,30 @@ impl Store {
         }
         write.commit().map_err(io)
     }
+}
+
+/// A record as it is stored.
+fn json(record: &impl serde::Serialize) -> Result<Vec<u8>, StoreError> {
+    serde_json::to_vec(record).map_err(|error| StoreError::Io(error.to_string()))
+}
+
+/// All records of a table.
+fn records<K: redb::Key + 'static, R: serde::de::DeserializeOwned>(
+    read: &redb::ReadTransaction,
+    table: TableDefinition<'_, K, &'static [u8]>,
+    what: &str,
+) -> Result<Vec<R>, StoreError> {
+    let table = read.open_table(table).map_err(io)?;
+    let parse = |item: Result<(_, redb::AccessGuard<'_, &'static [u8]>), StorageError>| {
+        let (_, bytes) = item.map_err(io)?;
+        let record = serde_json::from_slice(bytes.value());
+        record.map_err(|error| StoreError::Unreadable(format!("a record of {what}: {error}")))
+    };
+    table.iter().map_err(io)?.map(parse).collect()
+}
+
+fn contents_key(ContentsRecord { node, generation }: ContentsRecord) -> u32 {
+    u32::from(node) << 16 | u32::from(generation)
 }
 
 const fn first_generation(created: u64) -> u16 {

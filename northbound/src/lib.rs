@@ -6,10 +6,12 @@
 //! * [`Membership`]: joins, sends heartbeats in the background, leaves. It outlives restarts of the
 //!   controller: a failed heartbeat is retried, and nothing is assigned again (`heartbeat` is its thread).
 //! * [`PendingQuery`]: a query of an operator to a memory server, through the controller.
+//! * [`migration`]: the controller's orders to memory servers, and their reports.
 //! * [`environment`]: the variables that describe an endpoint.
 //! * `tls`: reads and checks the files of TLS (feature `tls`).
 
 pub mod environment;
+pub mod migration;
 pub mod proto;
 #[cfg(feature = "tls")]
 pub mod tls;

@@ -593,6 +593,7 @@ impl Core {
         self.events.push(MemberEvent::new(MemberChange::Joined, &record));
         let node = Node::restored(record.clone(), now);
         self.nodes.insert(id, node);
+        self.migrations.note_server(&record);
         self.changes.push(Change::Node(record));
         self.note(id);
     }
@@ -604,6 +605,7 @@ impl Core {
             node.gone_since = now;
             node.live = false;
             node.record.attached = false;
+            self.migrations.note_server(&node.record);
             self.changes.push(Change::Node(node.record.clone()));
             self.note(id);
         }

@@ -6,6 +6,8 @@ use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
 use bluebridge_wire::{NodeId, Space};
 use serde::{Deserialize, Serialize};
 
+use crate::migration::{ElsewhereRecord, LossRecord, MigrationRecord, StoredMigrations};
+
 /// The role of an endpoint.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum Role {
@@ -126,6 +128,16 @@ pub struct SpaceRecord {
 /// A change that must be stored before its effect is visible.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Change {
+    /// Pages of a home are at other servers than before.
+    Elsewhere(ElsewhereRecord),
+    /// A node lost its memory, or more servers know it.
+    Loss(LossRecord),
+    /// All servers know that a node lost its memory.
+    LossGone(u16),
+    /// A migration is new or different.
+    Migration(MigrationRecord),
+    /// A closed migration is forgotten.
+    MigrationGone(u64),
     /// A node is new or different.
     Node(NodeRecord),
     /// A space is new or has another group.
@@ -144,4 +156,6 @@ pub struct Stored {
     /// The first arena generation of new memory nodes: an earlier, deleted store assigned
     /// the same node ids, and pointers to their pages may still exist.
     pub first_generation: u16,
+    /// Migrations.
+    pub migrations: StoredMigrations,
 }

@@ -88,6 +88,7 @@ fn join_anew(core: &mut Core, now: Instant, join: &Join, secret: u8) -> NodeReco
 struct Disk {
     nodes: BTreeMap<u16, NodeRecord>,
     spaces: BTreeMap<u16, u16>,
+    migrations: crate::migration::testing::Disk,
 }
 
 impl Disk {
@@ -97,6 +98,7 @@ impl Disk {
                 Change::Node(record) => drop(self.nodes.insert(record.node, record)),
                 Change::Space(record) => drop(self.spaces.insert(record.space, record.group)),
                 Change::SpaceGone(space) => drop(self.spaces.remove(&space)),
+                other => self.migrations.write(&other),
             }
         }
     }
@@ -104,6 +106,7 @@ impl Disk {
     fn load(&self) -> Stored {
         Stored {
             first_generation: 0,
+            migrations: self.migrations.load(),
             nodes: self.nodes.values().cloned().collect(),
             spaces: self
                 .spaces

@@ -1,4 +1,5 @@
 use bluebridge_testkit::Scratch;
+use redb::TableHandle as _;
 
 use super::*;
 use crate::core::{Carrier, Role};
@@ -53,26 +54,87 @@ fn what_was_committed_is_there_after_a_restart() {
     drop(store);
     let store = Store::open(&folder.file(FILE)).unwrap();
     let nodes = vec![record(1, 2), record(0xfffe, 1)];
-    let expected = Stored { nodes, spaces: vec![spaces[0]], first_generation };
+    let migrations = StoredMigrations::default();
+    let expected = Stored { nodes, spaces: vec![spaces[0]], first_generation, migrations };
     assert_eq!(store.load().unwrap(), expected);
     assert!(store.election_id() > first.connection(u64::MAX), "a later start beats every earlier");
     assert_eq!(store.start_count(), 2);
 }
 
 #[test]
+fn migrations_are_there_after_a_restart() {
+    use crate::migration::{
+        ElsewhereRecord, End, GenerationRange, LossRecord, MigrationRecord, PageMap, Placed,
+        RefusalRecord, Stage,
+    };
+    let folder = Scratch::new("migrations");
+    let at = |node| ContentsRecord { node, generation: 4 };
+    let generations = GenerationRange { first: 4, last: 5 };
+    let record = MigrationRecord {
+        id: 7,
+        home: at(1),
+        space: 3,
+        pages: 8..24,
+        giver: at(1),
+        taker: at(2),
+        taker_incarnation: 9,
+        range_epoch: 10,
+        stage: Stage::Ending,
+        kept: PageMap::from_iter([(8..16, generations)]),
+        end: Some(End::Refused { node: 2, why: RefusalRecord::Other("x".to_owned()) }),
+    };
+    let placed = Placed { at: at(2), generations };
+    let elsewhere = ElsewhereRecord {
+        home: at(1),
+        space: 3,
+        version: 2,
+        is_pending: true,
+        rows: PageMap::from_iter([(32..40, placed)]),
+        lost: PageMap::from_iter([(0..8, ())]),
+    };
+    let loss = LossRecord { node: 3, began: 6, unaware: [1, 2].into() };
+    let gone = LossRecord { node: 4, ..loss.clone() };
+    let store = Store::open(&folder.file(FILE)).unwrap();
+    let closed = MigrationRecord { id: 6, stage: Stage::Closed, ..record.clone() };
+    let changes = [
+        Change::Migration(closed),
+        Change::Migration(record.clone()),
+        Change::Elsewhere(elsewhere.clone()),
+        Change::Loss(loss.clone()),
+        Change::Loss(gone),
+    ];
+    store.commit(&changes).unwrap();
+    store.commit(&[Change::MigrationGone(6), Change::LossGone(4)]).unwrap();
+    drop(store);
+    let store = Store::open(&folder.file(FILE)).unwrap();
+    let (records, elsewhere, losses) = (vec![record], vec![elsewhere], vec![loss]);
+    let expected = StoredMigrations { records, elsewhere, losses };
+    assert_eq!(store.load().unwrap().migrations, expected);
+}
+
+#[test]
 fn a_store_of_before_is_read_and_no_older_controller_reads_it_then() {
+    FORMATS_BEFORE.for_each(read_store_of);
+}
+
+fn read_store_of(format: u64) {
     let folder = Scratch::new("before");
     let store = Store::open(&folder.file(FILE)).unwrap();
     store.commit(&[Change::Node(record(1, 1))]).unwrap();
     let write = store.database.begin_write().unwrap();
     {
         let mut numbers = write.open_table(NUMBERS).unwrap();
-        numbers.insert("format", FORMAT_BEFORE).unwrap();
+        numbers.insert("format", format).unwrap();
         let mut nodes = write.open_table(NODES).unwrap();
         let mut json: serde_json::Value =
             serde_json::from_slice(nodes.get(1).unwrap().unwrap().value()).unwrap();
         json.as_object_mut().unwrap().remove("last_generation").unwrap();
         nodes.insert(1, serde_json::to_vec(&json).unwrap().as_slice()).unwrap();
+    }
+    for table in [MIGRATIONS.name(), ELSEWHERE.name(), LOSSES.name()] {
+        let is_it = |handle: &redb::UntypedTableHandle| handle.name() == table;
+        let handle = write.list_tables().unwrap().find(is_it).unwrap();
+        assert!(write.delete_table(handle).unwrap());
     }
     write.commit().unwrap();
     drop(store);

@@ -1,0 +1,182 @@
+//! The orders that are due.
+
+use bluebridge_northbound::migration::{Contents, Elsewhere, Order};
+use bluebridge_wire::NodeId;
+use bluebridge_wire::address::{PAGE_SHIFT, SHARD_SHIFT};
+
+use super::{End, Migration, MigrationRecord, Migrations, Stage};
+
+/// The shard of the pages of a migration.
+const fn shard(record: &MigrationRecord) -> u64 {
+    record.pages.start >> (SHARD_SHIFT - PAGE_SHIFT)
+}
+
+impl Migrations {
+    /// The orders that are due to a server: those that it has not got through its connection must be sent, in this order.
+    #[must_use]
+    pub fn orders(&self, to: NodeId) -> Vec<Order> {
+        let server = self.servers.get(&to);
+        let Some(link) = server.and_then(|server| server.link.as_ref()).filter(|it| it.migrates)
+        else {
+            return Vec::new();
+        };
+        // Who does not know of a loss learns nothing else.
+        let unaware = self.losses.values().filter(|loss| loss.unaware.contains(&to.0));
+        let losses: Vec<Order> = unaware
+            .map(|loss| {
+                let of = super::ContentsRecord { node: loss.node, generation: loss.began };
+                let Contents { node, generation: began } = of.contents();
+                Order::Lose { node, began }
+            })
+            .collect();
+        if !losses.is_empty() {
+            return losses;
+        }
+        // Nor does a server that lost its memory, before all know that.
+        if !self.is_known(to) {
+            return Vec::new();
+        }
+        let of_home = self.elsewhere.values().map(|of| &of.record).filter(|of| {
+            of.home.id() == to && !of.is_pending && link.learned.get(&of.home) != Some(&of.version)
+        });
+        let learn = of_home.map(|of| {
+            Order::Learn(Elsewhere {
+                home: of.home.contents(),
+                version: of.version,
+                rows: of.rows.iter().map(|(pages, at)| (pages.clone(), at.at.id())).collect(),
+                lost: of.lost.iter().map(|(pages, ())| pages.clone()).collect(),
+            })
+        });
+        let rounds = self.elsewhere.values().filter(|of| {
+            let is_asked = || self.participants(of.record.home).contains(&to);
+            of.record.is_pending && !of.claims.contains_key(&to) && is_asked()
+        });
+        let report = rounds
+            .map(|of| Order::Report { home: of.record.home.contents(), round: of.record.version });
+        let next = self.open().filter_map(|of| self.next_order(of));
+        let next = next.filter(|(server, _)| *server == to).map(|(_, order)| order);
+        learn.chain(report).chain(next).collect()
+    }
+
+    /// The order of a migration that is due, and to whom.
+    fn next_order(&self, of: &Migration) -> Option<(NodeId, Order)> {
+        let record = &of.record;
+        let (giver, taker, id) = (record.giver.id(), record.taker.id(), record.id);
+        if of.put_off.is_some() {
+            return None;
+        }
+        match (record.stage, &of.fences) {
+            (Stage::Recorded, _) => Some((taker, Order::Reserve(record.terms()))),
+            (Stage::Reserved, _) => {
+                self.hindrance(record).is_none().then(|| (giver, Order::Allow(record.terms())))
+            }
+            // The fences were forgotten with the last process; the giver names them again.
+            (Stage::Allowed, None) => Some((giver, Order::Allow(record.terms()))),
+            (Stage::Allowed, Some(fences)) => {
+                Some((taker, Order::Take { migration: id, fences: fences.clone() }))
+            }
+            (Stage::Ending, _) => Some((giver, Order::Withdraw(id))),
+            (Stage::Withdrawn, _) => {
+                self.is_present(record.taker).then_some((taker, Order::Settle(id)))
+            }
+            (Stage::Learned, _) => Some((giver, Order::Forget(id))),
+            (Stage::Forgotten, _) => Some((taker, Order::Release(id))),
+            (Stage::Settled | Stage::Closed, _) => None,
+        }
+    }
+
+    /// An earlier migration before which this one must not be allowed.
+    ///
+    /// A giver takes a lower id than one that it has allowed in the shard for late. And it refuses a taker's
+    /// earlier incarnation once it has seen the next one, so this must not begin before the old one's lines have arrived.
+    fn hindrance(&self, record: &MigrationRecord) -> Option<u64> {
+        let earlier = self.all.range(..record.id).map(|(_, of)| &of.record);
+        let mut of_giver = earlier.filter(|other| other.giver == record.giver);
+        let found = of_giver.find(|other| {
+            let is_first = other.stage <= Stage::Reserved && shard(other) == shard(record);
+            let is_older = other.taker == record.taker
+                && other.taker_incarnation < record.taker_incarnation
+                && other.stage < Stage::Settled;
+            is_first || is_older
+        });
+        found.map(|other| other.id)
+    }
+
+    /// What a migration waits for, for people.
+    pub(super) fn waits(&self, of: &Migration) -> Option<String> {
+        let record = &of.record;
+        if !record.is_open() {
+            return None;
+        }
+        if let Some(words) = &of.put_off {
+            return Some(words.clone());
+        }
+        for party in [record.giver.id(), record.taker.id(), record.home.id()] {
+            let unaware = self.losses.get(&party).into_iter().flat_map(|loss| &loss.unaware);
+            let names: Vec<String> = unaware.map(|node| self.name(NodeId(*node))).collect();
+            if !names.is_empty() {
+                let (lost, names) = (self.name(party), names.join(", "));
+                return Some(format!("{names} must learn that {lost} lost its memory"));
+            }
+        }
+        let (whose, what) = match record.stage {
+            Stage::Reserved if let Some(other) = self.hindrance(record) => {
+                return Some(format!("migration {other} is before it"));
+            }
+            Stage::Settled => {
+                let elsewhere = self.elsewhere.get(&record.home);
+                if elsewhere.is_some_and(|of| of.record.is_pending) {
+                    return Some("servers must report what they have".to_owned());
+                }
+                (record.home.id(), "must learn where its pages are")
+            }
+            Stage::Recorded => (record.taker.id(), "must reserve frames"),
+            Stage::Allowed if of.fences.is_some() => (record.taker.id(), ""),
+            Stage::Reserved | Stage::Allowed => (record.giver.id(), "must allow it"),
+            Stage::Ending => (record.giver.id(), "must withdraw its permission"),
+            Stage::Withdrawn => (record.taker.id(), "has lines on their way"),
+            Stage::Learned => (record.giver.id(), "must forget what it gave"),
+            Stage::Forgotten => (record.taker.id(), "must free what is still reserved"),
+            Stage::Closed => return None,
+        };
+        let server = self.servers.get(&whose)?;
+        let name = &server.name;
+        match &server.link {
+            None => Some(format!("{name} has no connection to the controller")),
+            Some(link) if !link.migrates => {
+                Some(format!("memory server {name} does not support migration"))
+            }
+            Some(_) if what.is_empty() => None,
+            Some(_) => Some(format!("{name} {what}")),
+        }
+    }
+}
+
+/// The orders that were sent through a connection and are still due.
+#[derive(Clone, Debug, Default)]
+pub struct Sent(Vec<Order>);
+
+impl Sent {
+    /// The orders that must be sent now, given all that are due. One that was sent and is no longer due is sent again
+    /// when it is due again.
+    pub fn fresh(&mut self, due: Vec<Order>) -> Vec<Order> {
+        let fresh = due.iter().filter(|order| !self.0.contains(order)).cloned().collect();
+        self.0 = due;
+        fresh
+    }
+}
+
+impl MigrationRecord {
+    /// Why it ended before all lines had moved, for people; `name` names servers.
+    #[must_use]
+    pub fn why(&self, name: impl Fn(NodeId) -> String) -> Option<String> {
+        Some(match self.end.as_ref()? {
+            End::Cancelled => "an operator cancelled it".to_owned(),
+            End::GiverLost => format!("{} lost its memory", name(self.giver.id())),
+            End::TakerLost => format!("{} lost its memory", name(self.taker.id())),
+            End::Refused { node, why } => {
+                format!("{} refused it: {}", name(NodeId(*node)), why.refusal())
+            }
+        })
+    }
+}
