@@ -8,12 +8,12 @@ use std::{ops::Range, sync::mpsc::SyncSender};
 use bluebridge_protocol::{
     Timestamp,
     requester::{self, Origin, Requester},
-    responder::{AllowError, Allowance, Responder},
+    responder::{Adopted, AllowError, Allowance, Responder},
     store::PageStore,
-    taker::{self, Progress, Taker},
+    taker::{self, Progress, Row, Taker},
 };
 use bluebridge_transport::{Outgoing, TransmitError, Transport};
-use bluebridge_wire::{Datagram, NodeId, UDP_PORT, address::Fields};
+use bluebridge_wire::{ArenaGeneration, Datagram, NodeId, Space, UDP_PORT, address::Fields};
 
 /// The most migrations to which a shard is the taker at once.
 const TAKINGS_MAX: usize = 64;
@@ -22,37 +22,69 @@ const TAKINGS_MAX: usize = 64;
 #[derive(Clone, Debug)]
 pub enum MigrationOrder {
     /// The giver lets its taker take the lines.
-    Allow(Allowance),
-    /// The giver knows a later incarnation of the taker, which has the memory of the one before.
-    RaiseTaker {
-        /// The migration's id.
-        migration: u64,
-        /// The incarnation.
-        incarnation: u32,
-    },
+    Allow(Terms),
     /// The giver gives no further line.
     Withdraw(u64),
     /// The giver forgets the migration: the home knows where the lines are, and none is on its way.
     Close(u64),
-    /// The taker takes the lines.
-    Take(taker::Order),
+    /// The taker reserves memory for the lines.
+    Reserve(taker::Order),
+    /// The taker takes the lines for which it has memory.
+    Begin(taker::Order),
     /// The taker takes no further line.
-    Stop(u64),
+    Stop(taker::Order),
     /// The giver's memory is lost: the taker asks for no line any more.
     GiveUp(u64),
     /// The taker forgets the migration, in which no line is on its way.
     Finish(u64),
     /// How far the taker is.
     Report(u64),
+    /// The home learns where its pages are that others serve.
+    Learn {
+        /// Rows of pages, and who has them.
+        rows: Vec<(Range<u64>, NodeId)>,
+        /// Pages that are lost with the memory of a server.
+        lost: Vec<Range<u64>>,
+    },
+    /// What the shard has of a home's pages, and what it gave of them.
+    Claim {
+        /// The home.
+        node: NodeId,
+        /// The first generation of its contents.
+        generation: ArenaGeneration,
+    },
 }
 
-/// What a taker has of a migration. Of a giver only `rows`, in pages of its store: what it gave.
+/// What a giver allows.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Terms {
+    /// The migration's id.
+    pub migration: u64,
+    /// The range epoch that its requests name.
+    pub range_epoch: u32,
+    /// The space of the allocations.
+    pub space: Space,
+    /// The home of the pages.
+    pub home: NodeId,
+    /// The first generation of its contents.
+    pub generation: ArenaGeneration,
+    /// Its pages; whole lines of one shard.
+    pub pages: Range<u64>,
+    /// Who will serve them.
+    pub taker: NodeId,
+    /// The incarnation under which it takes them.
+    pub taker_incarnation: u32,
+}
+
+/// What a shard has of a migration, or of a home.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct MigrationState {
     /// How far the taker is.
     pub progress: Progress,
-    /// The rows of pages that moved; by the home's numbers.
-    pub rows: Vec<Range<u64>>,
+    /// What the taker serves.
+    pub rows: Vec<Row>,
+    /// What the giver gave, by the names at home.
+    pub given: Vec<Adopted>,
 }
 
 /// An order was not followed; nothing changed.
@@ -74,6 +106,11 @@ pub enum MigrationError {
     /// Lines are on their way.
     #[error("lines of the migration are on their way")]
     OnTheirWay,
+    /// Some of the pages are not here, or not one after the other in the giver's memory.
+    #[error(
+        "some of the pages are not here, or not one after the other; migrate parts of the range"
+    )]
+    NotHere,
 }
 
 /// The result of an order.
@@ -92,7 +129,6 @@ pub struct MigrationCall {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity {
     pub(crate) node: NodeId,
-    pub(crate) incarnation: u32,
     pub(crate) shard: u8,
     pub(crate) piece_bytes: u16,
     pub(crate) seed: u64,
@@ -131,26 +167,31 @@ impl Migrations {
         store: &mut S,
     ) -> MigrationReply {
         match order {
-            MigrationOrder::Allow(allowance) => {
-                responder.allow(&allowance, store)?;
-                Ok(given(responder, allowance.migration))
-            }
-            MigrationOrder::RaiseTaker { migration, incarnation } => {
-                responder.raise_taker(migration, incarnation, store)?;
-                Ok(given(responder, migration))
-            }
+            MigrationOrder::Allow(terms) => allow(terms, responder, store),
             MigrationOrder::Withdraw(migration) => {
                 responder.withdraw(now, migration, store)?;
-                Ok(given(responder, migration))
+                Ok(given(migration, responder, store))
             }
             MigrationOrder::Close(migration) => {
-                let state = given(responder, migration);
+                let state = given(migration, responder, store);
                 responder.close_migration(migration, store)?;
                 Ok(state)
             }
-            MigrationOrder::Take(order) => self.take(order, store),
-            MigrationOrder::Stop(migration) => {
-                let taking = self.find(migration)?;
+            MigrationOrder::Reserve(order) => {
+                let taking = self
+                    .taking(order, |order, node, number| Taker::new(order, node, number, store))?;
+                Ok(taking.state())
+            }
+            MigrationOrder::Begin(order) => {
+                let taking = self
+                    .taking(order, |order, node, number| Taker::new(order, node, number, store))?;
+                taking.taker.begin();
+                Ok(taking.state())
+            }
+            MigrationOrder::Stop(order) => {
+                let taking = self.taking(order, |order, node, number| {
+                    Taker::resume(order, node, number, store)
+                })?;
                 taking.taker.stop();
                 Ok(taking.state())
             }
@@ -161,21 +202,63 @@ impl Migrations {
             }
             MigrationOrder::Finish(migration) => self.finish(migration, store),
             MigrationOrder::Report(migration) => Ok(self.find(migration)?.state()),
+            MigrationOrder::Learn { rows, lost } => {
+                responder.learn(now, &rows, &lost, store);
+                Ok(MigrationState::default())
+            }
+            MigrationOrder::Claim { node, generation } => {
+                self.claim(node, generation, responder, store)
+            }
         }
     }
 
-    fn take<S: PageStore + ?Sized>(
+    /// What is here of a home's contents. The generations of all its pages count as those of each.
+    fn claim<S: PageStore + ?Sized>(
+        &self,
+        node: NodeId,
+        generation: ArenaGeneration,
+        responder: &Responder,
+        store: &S,
+    ) -> MigrationReply {
+        let is_of = |of: &&Taking| {
+            let order = of.taker.order();
+            (order.home, order.generation) == (node, generation)
+        };
+        if self.takings.iter().filter(is_of).any(|of| of.taker.progress().in_doubt > 0) {
+            return Err(MigrationError::OnTheirWay);
+        }
+        let mut rows = Vec::new();
+        let of_home = responder
+            .adopted()
+            .iter()
+            .filter(|range| (range.node, range.generation) == (node, generation));
+        for Adopted { first_page, page_count, local_page, .. } in of_home {
+            let pages = *first_page..first_page + page_count;
+            let generations =
+                taker::generations(generation, *local_page..local_page + page_count, store);
+            rows.push(Row { pages, generations });
+        }
+        let mut ids = Vec::new();
+        store.lines().allowances(&mut |allowance, _| ids.push(allowance.migration));
+        let given = ids.into_iter().filter_map(|id| responder.given_names(id, store)).flatten();
+        let given = given.filter(|it| (it.node, it.generation) == (node, generation)).collect();
+        Ok(MigrationState { rows, given, ..MigrationState::default() })
+    }
+
+    /// The taking of an order; a new one that `make` makes, if the migration is not known.
+    fn taking(
         &mut self,
         order: taker::Order,
-        store: &mut S,
-    ) -> MigrationReply {
-        if let Ok(taking) = self.find(order.migration.id) {
-            return Ok(taking.state());
+        make: impl FnOnce(taker::Order, NodeId, u32) -> Result<Taker, taker::OrderError>,
+    ) -> Result<&mut Taking, MigrationError> {
+        let known = self.takings.iter().position(|taking| taking.is_of(order.migration.id));
+        if let Some(index) = known {
+            return Ok(&mut self.takings[index]);
         }
         if self.takings.len() >= TAKINGS_MAX {
             return Err(MigrationError::Full);
         }
-        let Identity { node, incarnation, shard, piece_bytes, seed } = self.identity;
+        let Identity { node, shard, piece_bytes, seed } = self.identity;
         self.count = (self.count + 1) & SELECTOR_COUNT;
         // Replies must reach this shard.
         let selector = u32::from(shard) << SELECTOR_SHIFT | self.count;
@@ -183,13 +266,11 @@ impl Migrations {
         let config = requester::Config {
             selector,
             piece_bytes,
-            ..requester::Config::new(order.space, node, incarnation, seed)
+            ..requester::Config::new(order.space, node, order.incarnation, seed)
         };
-        let taker = Taker::new(order, node, self.count, store)?;
-        let taking = Taking { taker, requester: Requester::new(config), selector };
-        let state = taking.state();
-        self.takings.push(taking);
-        Ok(state)
+        let taker = make(order, node, self.count)?;
+        self.takings.push(Taking { taker, requester: Requester::new(config), selector });
+        Ok(self.takings.last_mut().expect("it was pushed a moment ago"))
     }
 
     fn finish<S: PageStore + ?Sized>(&mut self, migration: u64, store: &mut S) -> MigrationReply {
@@ -280,13 +361,33 @@ impl Taking {
     }
 
     fn state(&self) -> MigrationState {
-        MigrationState { progress: self.taker.progress(), rows: self.taker.rows().collect() }
+        let (progress, rows) = (self.taker.progress(), self.taker.rows().collect());
+        MigrationState { progress, rows, ..MigrationState::default() }
     }
 }
 
-fn given(responder: &Responder, migration: u64) -> MigrationState {
-    let rows = responder.given(migration).map_or_else(Vec::new, Iterator::collect);
-    MigrationState { progress: Progress::default(), rows }
+fn allow<S: PageStore + ?Sized>(
+    terms: Terms,
+    responder: &mut Responder,
+    store: &mut S,
+) -> MigrationReply {
+    let Terms { migration, range_epoch, space, taker, taker_incarnation, .. } = terms;
+    let Terms { home, generation, pages, .. } = terms;
+    // What was given of it is elsewhere only when the migration is closed.
+    let pages =
+        responder.place_of(home, generation, &pages, store).ok_or(MigrationError::NotHere)?;
+    let allowance = Allowance { migration, range_epoch, pages, space, taker, taker_incarnation };
+    responder.allow(&allowance, store)?;
+    Ok(given(migration, responder, store))
+}
+
+fn given<S: PageStore + ?Sized>(
+    migration: u64,
+    responder: &Responder,
+    store: &S,
+) -> MigrationState {
+    let given = responder.given_names(migration, store).unwrap_or_default();
+    MigrationState { given, ..MigrationState::default() }
 }
 
 /// The shard in a selector, and the number below it: byte 10 of an endpoint's address tells the shard.

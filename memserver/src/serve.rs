@@ -212,8 +212,8 @@ impl<T: Transport, S: Store> Shard<T, S> {
         (config, idle): (&Config, Idle),
     ) -> Self {
         let surveys = VecDeque::with_capacity(SURVEYS_MAX);
-        let Config { node, incarnation, shard, piece_bytes, seed, .. } = *config;
-        let identity = Identity { node, incarnation, shard, piece_bytes, seed };
+        let Config { node, shard, piece_bytes, seed, .. } = *config;
+        let identity = Identity { node, shard, piece_bytes, seed };
         let migrations = Migrations::new(identity);
         Self { transport, responder, store, idle, backlog: Backlog::new(), surveys, migrations }
     }

@@ -57,6 +57,17 @@ pub struct Order {
     pub generation: ArenaGeneration,
     /// Its pages by the home's numbers; whole lines.
     pub pages: Range<u64>,
+    /// The incarnation under which lines are taken, also by a later process that has the memory of the first.
+    pub incarnation: u32,
+}
+
+/// Pages that are served here.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Row {
+    /// Neighbouring pages by the home's numbers; whole lines.
+    pub pages: Range<u64>,
+    /// The first and the last generation in the pointers to them.
+    pub generations: (ArenaGeneration, ArenaGeneration),
 }
 
 impl Order {
@@ -192,13 +203,16 @@ pub struct Taker {
     doubts: Vec<(u32, Taken)>,
     /// The number of the giver's last fence that is known.
     known: u32,
+    /// The generations in the pointers to what is here.
+    generations: (ArenaGeneration, ArenaGeneration),
+    is_begun: bool,
     is_stopped: bool,
     last_failure: Option<Failure>,
 }
 
 impl Taker {
-    /// A taker that reserves places for the lines of a range which are not here yet. Lines that an earlier process left
-    /// in doubt are asked for.
+    /// A taker that reserves places for the lines of a range which are not here yet, to be taken after
+    /// [`Self::begin`]. Lines that an earlier process left in doubt are asked for at once.
     ///
     /// `number` distinguishes this taker's operations from those of others with the same requester.
     ///
@@ -210,6 +224,24 @@ impl Taker {
         number: u32,
         store: &mut S,
     ) -> Result<Self, OrderError> {
+        let mut taker = Self::resume(order, own_node, number, store)?;
+        let (is_home, store) = (own_node == taker.order.home, store.lines_mut());
+        reserve(&taker.order, is_home, &taker.lines, store, &mut taker.places)?;
+        taker.places.sort_by_key(|(lines, _)| lines.start);
+        Ok(taker)
+    }
+
+    /// As [`Self::new`] for a migration that has ended: it only asks for the lines that are in doubt. It is to be
+    /// [stopped](Self::stop).
+    ///
+    /// # Errors
+    /// [`OrderError::Range`].
+    pub fn resume<S: PageStore + ?Sized>(
+        order: Order,
+        own_node: NodeId,
+        number: u32,
+        store: &S,
+    ) -> Result<Self, OrderError> {
         let Range { start, end } = order.pages;
         let is_whole = start.is_multiple_of(LINE) && end.is_multiple_of(LINE);
         if start >= end || !is_whole || (end - start) / LINE >= u64::from(u32::MAX) {
@@ -220,7 +252,8 @@ impl Taker {
         let at_first = if is_home { LineState::Here } else { LineState::Left };
         let mut lines = vec![at_first; order.line_count() as usize];
         let (mut places, mut doubts) = (Vec::new(), Vec::new());
-        let store = store.lines_mut();
+        let mut generations = (order.generation, order.generation);
+        let store = store.lines();
         store.placed(&mut |page, placed| {
             let home = match placed {
                 Placed::Staged(home, _) | Placed::Adopted(home) => home,
@@ -230,7 +263,11 @@ impl Taker {
             let Some(line) = order.number(home) else { return };
             lines[line as usize] = match placed {
                 Placed::Given => LineState::Left,
-                Placed::Adopted(_) => LineState::Here,
+                Placed::Adopted(_) => {
+                    let pages = store.line(page).map(|line| line.pages);
+                    extend(&mut generations, &pages.unwrap_or_default());
+                    LineState::Here
+                }
                 Placed::Staged(_, taken) => {
                     doubts.push((line, taken));
                     LineState::OnItsWay
@@ -240,7 +277,6 @@ impl Taker {
                 places.push((line..line + 1, page));
             }
         });
-        reserve(&order, is_home, &lines, store, &mut places)?;
         places.sort_by_key(|(lines, _)| lines.start);
         let mut counts = Counts::default();
         lines.iter().for_each(|line| *counts.of(*line) += 1);
@@ -255,6 +291,8 @@ impl Taker {
             buffers: Vec::with_capacity(WINDOW),
             doubts,
             known: 0,
+            generations,
+            is_begun: false,
             is_stopped: false,
             last_failure: None,
         })
@@ -264,6 +302,11 @@ impl Taker {
     #[must_use]
     pub const fn order(&self) -> &Order {
         &self.order
+    }
+
+    /// Takes lines from now on: the giver allows it.
+    pub const fn begin(&mut self) {
+        self.is_begun = true;
     }
 
     /// Takes no further line: the giver was told to give none. Lines in doubt are asked for until their end is known.
@@ -310,8 +353,8 @@ impl Taker {
         self.counts.left == 0 && self.counts.on_their_way == 0
     }
 
-    /// The rows of neighbouring pages that are served here, by the home's numbers.
-    pub fn rows(&self) -> impl Iterator<Item = Range<u64>> {
+    /// What is served here. All rows have the generations that any of their pages has.
+    pub fn rows(&self) -> impl Iterator<Item = Row> {
         let mut next = 0;
         core::iter::from_fn(move || {
             let is_here = |line: &usize| self.lines[*line] == LineState::Here;
@@ -319,7 +362,7 @@ impl Taker {
             let end = (first..self.lines.len()).find(|line| !is_here(line));
             next = end.unwrap_or(self.lines.len());
             let page = |line: usize| self.order.pages.start + line as u64 * LINE;
-            Some(page(first)..page(next))
+            Some(Row { pages: page(first)..page(next), generations: self.generations })
         })
     }
 
@@ -434,7 +477,7 @@ impl Taker {
 
     /// A line to take.
     fn next_left(&mut self) -> Option<u32> {
-        if self.is_stopped {
+        if self.is_stopped || !self.is_begun {
             return None;
         }
         let lines = self.lines.get(self.next as usize..).unwrap_or_default();
@@ -565,6 +608,8 @@ impl Taker {
                     return;
                 }
                 if let Some(place) = self.place(line) {
+                    let pages = store.lines().line(place).map(|line| line.pages);
+                    extend(&mut self.generations, &pages.unwrap_or_default());
                     responder.adopt(now, place, self.order.home_line(line), taken, store);
                 }
                 self.end(index, LineState::Here);
@@ -643,6 +688,29 @@ impl Buffers for Taker {
             None => &mut slot.record,
             Some(page) => slot.bytes.get_mut(usize::from(page) * PAGE_BYTES..).unwrap_or_default(),
         }
+    }
+}
+
+/// The generations in the pointers to lines of the store that were adopted; `first` is that of the contents.
+pub fn generations<S: PageStore + ?Sized>(
+    first: ArenaGeneration,
+    places: Range<u64>,
+    store: &S,
+) -> (ArenaGeneration, ArenaGeneration) {
+    let mut generations = (first, first);
+    for place in places.step_by(LINE_PAGES) {
+        let pages = store.lines().line(place).map(|line| line.pages);
+        extend(&mut generations, &pages.unwrap_or_default());
+    }
+    generations
+}
+
+/// Extends generations to those in the pointers to the pages of a line.
+fn extend((first, last): &mut (ArenaGeneration, ArenaGeneration), pages: &LineRecord) {
+    let allocated = pages.iter().filter(|page| page.part != Part::Free);
+    for (generation, _) in allocated.filter_map(|page| page.colour) {
+        *first = generation.min(*first);
+        *last = generation.max(*last);
     }
 }
 

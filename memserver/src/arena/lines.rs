@@ -564,8 +564,8 @@ impl LineStore for Arena {
             stores::set(&mut record.range_epoch, allowance.range_epoch);
             stores::set(&mut record.taker, taker.0);
             stores::set(&mut record.space, space.0);
+            stores::set(&mut record.taker_incarnation, allowance.taker_incarnation);
         }
-        stores::set(&mut record.taker_incarnation, allowance.taker_incarnation);
         stores::set_in_order(&mut record.state, state);
         true
     }

@@ -3,7 +3,7 @@
 use core::ops::Range;
 
 use bluebridge_wire::{
-    Fence, Space,
+    ArenaGeneration, Fence, NodeId, Space,
     address::{LINE_PAGES, PAGE_SHIFT, SHARD_SHIFT},
 };
 
@@ -63,6 +63,61 @@ impl Responder {
         self.counters.count(Event::LineAdopted);
         self.wake_by(now);
         self.publish(store);
+    }
+
+    /// Learns from the controller where own pages are that others serve, and which of them are lost.
+    pub fn learn<S: PageStore + ?Sized>(
+        &mut self,
+        now: Timestamp,
+        rows: &[(Range<u64>, NodeId)],
+        lost: &[Range<u64>],
+        store: &S,
+    ) {
+        self.ranges.learn(rows, lost);
+        // Who waits for such a page gets its answer.
+        self.wake_by(now);
+        self.publish(store);
+    }
+
+    /// Where the pages of a range are in the store; `None` if some are not here, or not one after the other. The range
+    /// is of this node, or of one whose contents began with the generation.
+    pub fn place_of<S: PageStore + ?Sized>(
+        &self,
+        node: NodeId,
+        generation: ArenaGeneration,
+        pages: &Range<u64>,
+        store: &S,
+    ) -> Option<Range<u64>> {
+        if !self.is_own_node(node) {
+            return self.ranges.place_of(node, generation, pages);
+        }
+        let is_here = generation == store.generation() && !self.ranges.has_moved_in(pages);
+        is_here.then(|| pages.clone())
+    }
+
+    /// The pages of a migration that are the taker's, by the names that they have at home; `None` if the migration is
+    /// not known.
+    pub fn given_names<S: PageStore + ?Sized>(
+        &self,
+        migration: u64,
+        store: &S,
+    ) -> Option<Vec<Adopted>> {
+        let mut names = Vec::new();
+        for row in self.given(migration)? {
+            let mut left = row;
+            while !left.is_empty() {
+                let name = self.ranges.name_of(&left).unwrap_or(Adopted {
+                    node: self.node,
+                    generation: store.generation(),
+                    first_page: left.start,
+                    page_count: left.end - left.start,
+                    local_page: left.start,
+                });
+                left.start += name.page_count;
+                names.push(name);
+            }
+        }
+        Some(names)
     }
 
     /// The ranges of other nodes that are served here.

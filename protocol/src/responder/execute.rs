@@ -466,6 +466,8 @@ impl Responder {
                 }
                 // The controller will say where.
                 Some(Moved::Somewhere) => return Err(Status::Busy.into()),
+                // As after a loss of the whole memory.
+                Some(Moved::Nowhere) => return Err(Status::StaleGeneration.into()),
                 None => location,
             }
         } else {

@@ -65,24 +65,6 @@ impl Responder {
         Ok(())
     }
 
-    /// The taker of a migration goes on as a later incarnation, with the memory of the one before: what is marked is its
-    /// own, and it may ask for what is in doubt, also after the permission ended. Never for a taker that lost its memory.
-    ///
-    /// # Errors
-    /// [`AllowError::Unknown`]; nothing changed.
-    pub fn raise_taker<S: PageStore + ?Sized>(
-        &mut self,
-        migration: u64,
-        incarnation: u32,
-        store: &mut S,
-    ) -> Result<(), AllowError> {
-        if let Some((allowance, is_open)) = self.givings.raise_taker(migration, incarnation)? {
-            // It is known, so there is room for it.
-            let _ = store.lines_mut().keep_allowance(allowance, is_open);
-        }
-        Ok(())
-    }
-
     /// Ends the permission: no further line becomes the taker's, and leases of lines that it took end. Pages that are
     /// not the taker's may be allocated again. Repeating the order changes nothing.
     ///

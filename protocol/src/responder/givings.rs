@@ -215,19 +215,6 @@ impl Givings {
         self.all.iter_mut().find(|giving| giving.allowance.migration == migration)
     }
 
-    /// The taker of a migration goes on as a later incarnation, with the memory of the one before. Returns the
-    /// allowance if that is news.
-    pub(super) fn raise_taker(
-        &mut self,
-        migration: u64,
-        incarnation: u32,
-    ) -> Result<Option<(&Allowance, bool)>, AllowError> {
-        let giving = self.find_mut(migration).ok_or(AllowError::Unknown)?;
-        let is_higher = incarnation > giving.allowance.taker_incarnation;
-        giving.allowance.taker_incarnation = giving.allowance.taker_incarnation.max(incarnation);
-        Ok(is_higher.then_some((&giving.allowance, giving.is_open)))
-    }
-
     /// Removes a migration with its marks.
     pub(super) fn remove(&mut self, migration: u64) {
         let Self { all, journals, .. } = self;

@@ -32,6 +32,8 @@ pub(super) enum Moved {
     To(NodeId),
     /// Elsewhere; the process does not know where, because an earlier one gave it away.
     Somewhere,
+    /// Nowhere: it was at a server that lost its memory.
+    Nowhere,
 }
 
 /// Why a range cannot be recorded.
@@ -90,6 +92,55 @@ impl Ranges {
         } else {
             self.moved.insert(index, (pages, Moved::Somewhere));
         }
+    }
+
+    /// Learns where own pages are that are not here. Pages that are here stay so, and the place of pages that are in no
+    /// row stays as it was.
+    pub(super) fn learn(&mut self, rows: &[(Range<u64>, NodeId)], lost: &[Range<u64>]) {
+        let known = rows.iter().map(|(pages, to)| (pages, Moved::To(*to)));
+        for (pages, place) in known.chain(lost.iter().map(|pages| (pages, Moved::Nowhere))) {
+            let within = self.moved.iter().filter_map(|(range, _)| {
+                let part = range.start.max(pages.start)..range.end.min(pages.end);
+                (!part.is_empty()).then_some((part, place))
+            });
+            let within: Vec<_> = within.collect();
+            let mut after = self.moved_without(pages, |_| true);
+            after.extend(within);
+            after.sort_by_key(|(range, _)| range.start);
+            // Neighbours at the same place become one range.
+            after.dedup_by(|next, before| {
+                let is_one = before.0.end == next.0.start && before.1 == next.1;
+                if is_one {
+                    before.0.end = next.0.end;
+                }
+                is_one
+            });
+            self.moved = after;
+        }
+    }
+
+    /// Where all of a range of another node is, or of this one if it is here; `None` if some is not, or not together.
+    pub(super) fn place_of(
+        &self,
+        node: NodeId,
+        generation: ArenaGeneration,
+        pages: &Range<u64>,
+    ) -> Option<Range<u64>> {
+        let is_in = |range: &&Adopted| {
+            (range.node, range.generation) == (node, generation)
+                && range.first_page <= pages.start
+                && pages.end <= range.first_page + range.page_count
+        };
+        let range = self.adopted.iter().find(is_in)?;
+        let place = |page: u64| range.local_page + (page - range.first_page);
+        Some(place(pages.start)..place(pages.end))
+    }
+
+    /// The name of pages of the store that are another node's; a part of them, if they are not all of one range.
+    pub(super) fn name_of(&self, local: &Range<u64>) -> Option<Adopted> {
+        let range = self.adopted.iter().find(|range| range.local_pages().contains(&local.start))?;
+        let end = local.end.min(range.local_pages().end);
+        Some(range.part(&(local.start..end)))
     }
 
     /// Own pages are here again.

@@ -62,7 +62,7 @@ pub struct Allowance {
     pub space: Space,
     /// The server that will serve them.
     pub taker: NodeId,
-    /// Its incarnation: a later one has lost what it took.
+    /// The incarnation under which it asks for lines, also after a restart with its memory.
     pub taker_incarnation: u32,
 }
 
@@ -135,8 +135,8 @@ pub trait LineStore {
     /// Calls `each` for all lines that are, or were, on their way.
     fn placed(&self, each: &mut dyn FnMut(u64, Placed));
 
-    /// Keeps an allowance, and whether it is open; of a kept one, only that and the taker's incarnation change.
-    /// Returns false, and changes nothing, if there is no room for it.
+    /// Keeps an allowance, and whether it is open; of a kept one, only that changes. Returns false, and changes nothing,
+    /// if there is no room for it.
     fn keep_allowance(&mut self, allowance: &Allowance, is_open: bool) -> bool;
 
     /// Forgets an allowance.

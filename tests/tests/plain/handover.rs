@@ -39,6 +39,8 @@ const NODES: [NodeId; 2] = [NodeId(9), NodeId(30)];
 /// Clients have the node ids from this one on.
 const CLIENT: u16 = 100;
 const CLIENTS: u16 = 5;
+/// The first processes' incarnation, under which lines are taken by the next ones, too.
+const INCARNATION: u32 = 2;
 const LINES: usize = 16;
 const PAGES: usize = LINES * LINE_PAGES;
 /// Pages that are written at first; the last ones are free.
@@ -128,7 +130,7 @@ impl Host {
         let config = responder::Config::new(SPACE, NODES[index], incarnation, seed);
         let mut responder = Responder::new(&config).expect("it is good");
         responder.begin(now, &mut arena);
-        let config = requester::Config::new(SPACE, NODES[index], incarnation, seed + 5);
+        let config = requester::Config::new(SPACE, NODES[index], INCARNATION, seed + 5);
         Self { incarnation, responder, arena, requester: Requester::new(config), taker: None }
     }
 }
@@ -205,7 +207,8 @@ impl World {
     fn new(seed: u64) -> Self {
         let now = Timestamp::from_nanos(1_000_000_000);
         let files = [HOME, OTHER].map(|index| File::new(index, seed));
-        let mut hosts = [HOME, OTHER].map(|index| Host::new(index, 2, &files[index], now, seed));
+        let mut hosts =
+            [HOME, OTHER].map(|index| Host::new(index, INCARNATION, &files[index], now, seed));
         // Two allocations, so that a line has pages of both; the last pages are free.
         let arena = &mut hosts[HOME].arena;
         let grant = arena.create(SPACE, USED as u32).expect("it has room");
@@ -467,8 +470,7 @@ impl World {
     /// Allows the migration, as the controller does, and orders it.
     fn allow(&mut self) {
         let Record { migration, giver, pages, .. } = self.record.clone();
-        let [home, other] = &mut self.hosts;
-        let (giver, taker) = if giver == HOME { (home, other) } else { (other, home) };
+        let giver = &mut self.hosts[giver];
         for pages in rows(giver, &pages) {
             let allowance = Allowance {
                 migration: migration.id,
@@ -476,7 +478,7 @@ impl World {
                 pages,
                 space: SPACE,
                 taker: NODES[self.record.taker],
-                taker_incarnation: taker.incarnation,
+                taker_incarnation: INCARNATION,
             };
             giver.responder.allow(&allowance, &mut giver.arena).expect("good terms");
         }
@@ -492,9 +494,11 @@ impl World {
             home: NODES[HOME],
             generation: self.hosts[HOME].arena.generation(),
             pages: pages.clone(),
+            incarnation: INCARNATION,
         };
         let Host { arena, taker: place, .. } = &mut self.hosts[taker];
         let mut taker = Taker::new(order, NODES[taker], 7, arena).expect("there is room");
+        taker.begin();
         if is_withdrawn {
             taker.stop();
         }
@@ -510,9 +514,6 @@ impl World {
         self.hosts[host] = Host::new(host, incarnation, file, self.now, self.seed);
         self.count(if host == self.record.giver { "giver restarts" } else { "taker restarts" });
         if host == self.record.taker {
-            // The controller tells the giver first that the memory is the same.
-            let Host { responder, arena, .. } = &mut self.hosts[self.record.giver];
-            responder.raise_taker(self.record.migration.id, incarnation, arena).expect("known");
             self.order();
         }
     }
@@ -556,7 +557,7 @@ impl World {
         let line = |page: u64| page as usize / LINE_PAGES;
         let of_taker = self.hosts[taker].taker.as_ref().expect("it takes");
         let here: BTreeSet<_> =
-            of_taker.rows().flat_map(|row| line(row.start)..line(row.end)).collect();
+            of_taker.rows().flat_map(|row| line(row.pages.start)..line(row.pages.end)).collect();
         let marked = self.hosts[giver].responder.given(migration.id).expect("it is known");
         let marked = marked.map(|row| (row.end - row.start) as usize / LINE_PAGES).sum::<usize>();
         assert_eq!(here.len(), marked, "seed {}: each line has one server", self.seed);
@@ -730,6 +731,7 @@ fn an_order_for_more_than_there_is_room_reserves_nothing() {
         home: NODES[HOME],
         generation: arena.generation(),
         pages: 0..lines * LINE_PAGES as u64,
+        incarnation: INCARNATION,
     };
     let (good, bad) = (order(4), order(5));
     assert!(Taker::new(bad, NODES[OTHER], 1, &mut arena).is_err());

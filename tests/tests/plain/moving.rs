@@ -1,6 +1,7 @@
 //! Lines move between running servers while threads use them through the client library.
 
 use core::{
+    ops::Range,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
@@ -9,12 +10,11 @@ use std::{thread, time::Instant};
 use bluebridge::{Client, EndpointConfig, MemoryNode, Region};
 use bluebridge_memserver::{
     Server, ServerConfig,
-    migration::{MigrationOrder, MigrationState},
+    migration::{MigrationOrder, MigrationState, Terms},
     run,
 };
 use bluebridge_protocol::{
     requester::{self, Migration},
-    responder::Allowance,
     taker::Order,
 };
 use bluebridge_transport::memory::{Hub, MemoryTransport};
@@ -61,14 +61,8 @@ impl Rack {
         self.servers[server].migrate(0, order, PATIENCE).expect("it is followed")
     }
 
-    /// Moves pages of the first server's addresses, as the controller will.
-    fn migrate(
-        &self,
-        id: u64,
-        (giver, taker): (usize, usize),
-        rows: (core::ops::Range<u64>, core::ops::Range<u64>),
-    ) {
-        let (pages, local) = rows;
+    /// Moves pages of the first server's addresses, as the controller does.
+    fn migrate(&self, id: u64, (giver, taker): (usize, usize), pages: Range<u64>) {
         let range_epoch = u32::try_from(id).expect("small");
         let order = Order {
             migration: Migration {
@@ -79,18 +73,22 @@ impl Rack {
             space: SPACE,
             home: SERVERS[0],
             generation: ArenaGeneration::default(),
-            pages,
+            pages: pages.clone(),
+            incarnation: 1,
         };
-        let allowance = Allowance {
+        let terms = Terms {
             migration: id,
             range_epoch,
-            pages: local,
             space: SPACE,
+            home: SERVERS[0],
+            generation: ArenaGeneration::default(),
+            pages,
             taker: SERVERS[taker],
             taker_incarnation: 1,
         };
-        self.order(giver, MigrationOrder::Allow(allowance));
-        self.order(taker, MigrationOrder::Take(order));
+        self.order(taker, MigrationOrder::Reserve(order.clone()));
+        self.order(giver, MigrationOrder::Allow(terms));
+        self.order(taker, MigrationOrder::Begin(order));
         let started = Instant::now();
         loop {
             let MigrationState { progress, .. } = self.order(taker, MigrationOrder::Report(id));
@@ -168,14 +166,13 @@ fn no_operation_of_a_client_fails_while_its_memory_moves() {
                 scope.spawn(move || work(client, region, usize::from(number), stop))
             })
             .collect();
-        rack.migrate(1, (0, 1), (pages.clone(), pages.clone()));
+        rack.migrate(1, (0, 1), pages.clone());
         // Another client allocates what the home can give anew.
         let mut other = rack.client(98);
         let more = other.create((PAGES * PAGE_BYTES) as u64).expect("the memory is free again");
         other.write(more.base(), b"new").expect("it is served");
         other.delete(more).expect("it is its own");
-        let places = bluebridge_protocol::store::ADOPTED_PAGES_FROM;
-        rack.migrate(2, (1, 0), (pages, places..places + PAGES as u64));
+        rack.migrate(2, (1, 0), pages);
         stop.store(true, Ordering::Relaxed);
         threads.into_iter().map(|thread| thread.join().expect("it saw no error")).collect()
     });
