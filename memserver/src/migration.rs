@@ -33,8 +33,8 @@ pub enum MigrationOrder {
     Begin(taker::Order),
     /// The taker takes no further line.
     Stop(taker::Order),
-    /// The giver's memory is lost: the taker asks for no line any more.
-    GiveUp(u64),
+    /// A node lost its memory: as a taker from it, the shard asks for no line any more.
+    Lose(NodeId),
     /// The taker forgets the migration, in which no line is on its way.
     Finish(u64),
     /// How far the taker is.
@@ -195,10 +195,12 @@ impl Migrations {
                 taking.taker.stop();
                 Ok(taking.state())
             }
-            MigrationOrder::GiveUp(migration) => {
-                let taking = self.find(migration)?;
-                taking.taker.give_up(store);
-                Ok(taking.state())
+            MigrationOrder::Lose(node) => {
+                let of_node = |of: &&mut Taking| of.taker.order().migration.giver.node == node;
+                for taking in self.takings.iter_mut().filter(of_node) {
+                    taking.taker.give_up(store);
+                }
+                Ok(MigrationState::default())
             }
             MigrationOrder::Finish(migration) => self.finish(migration, store),
             MigrationOrder::Report(migration) => Ok(self.find(migration)?.state()),

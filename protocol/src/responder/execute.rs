@@ -475,6 +475,9 @@ impl Responder {
             local.ok_or(Status::WrongNode)?
         };
         if let Some(giving) = self.givings.marked(local.page()) {
+            if self.is_own_node(node) && self.ranges.is_lost(local.page()) {
+                return Err(Status::StaleGeneration.into());
+            }
             let node = giving.allowance.taker.0;
             let detail = self.givings.block_pages(local.page(), location.page());
             return Err(Refusal { node, detail, ..Status::Moved.into() });

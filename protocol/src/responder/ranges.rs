@@ -55,13 +55,21 @@ pub enum RangeError {
 pub(super) struct Ranges {
     moved: Vec<(Range<u64>, Moved)>,
     adopted: Vec<Adopted>,
+    /// Own pages that were lost with the memory of another server; as the controller said last.
+    lost: Vec<Range<u64>>,
     limit: usize,
 }
 
 impl Ranges {
     pub(super) fn new(limit: u16) -> Self {
         let limit = usize::from(limit);
-        Self { moved: Vec::with_capacity(limit), adopted: Vec::with_capacity(limit), limit }
+        let (moved, adopted) = (Vec::with_capacity(limit), Vec::with_capacity(limit));
+        Self { moved, adopted, lost: Vec::new(), limit }
+    }
+
+    /// Whether an own page that was given away is lost.
+    pub(super) fn is_lost(&self, page: u64) -> bool {
+        self.lost.iter().any(|lost| lost.contains(&page))
     }
 
     pub(super) fn add_moved(&mut self, pages: Range<u64>, to: NodeId) -> Result<(), RangeError> {
@@ -97,6 +105,7 @@ impl Ranges {
     /// Learns where own pages are that are not here. Pages that are here stay so, and the place of pages that are in no
     /// row stays as it was.
     pub(super) fn learn(&mut self, rows: &[(Range<u64>, NodeId)], lost: &[Range<u64>]) {
+        self.lost = lost.to_vec();
         let known = rows.iter().map(|(pages, to)| (pages, Moved::To(*to)));
         for (pages, place) in known.chain(lost.iter().map(|pages| (pages, Moved::Nowhere))) {
             let within = self.moved.iter().filter_map(|(range, _)| {
@@ -198,7 +207,8 @@ impl Ranges {
     /// # Errors
     /// [`RangeError`]; nothing changed.
     pub(super) fn give_away(&mut self, rows: &[Range<u64>], to: NodeId) -> Result<(), RangeError> {
-        let mut after = Self { moved: self.moved.clone(), adopted: Vec::new(), limit: self.limit };
+        let (moved, lost) = (self.moved.clone(), self.lost.clone());
+        let mut after = Self { moved, adopted: Vec::new(), lost, limit: self.limit };
         for range in &self.adopted {
             let left = without_all(range.local_pages(), rows.iter().cloned());
             after.adopted.extend(left.iter().map(|pages| range.part(pages)));
@@ -212,6 +222,8 @@ impl Ranges {
         if after.adopted.len() > self.limit {
             return Err(RangeError::Full);
         }
+        // The home may have learned it before.
+        after.learn(&[], &self.lost);
         *self = after;
         Ok(())
     }

@@ -1,0 +1,330 @@
+//! The controller's orders for migrations, shard by shard, and what is reported of them (`docs/migration.md`).
+//!
+//! Nothing is kept here that an order does not bring again: the shards keep what must outlive the process. A report that
+//! was lost is sent again, because the controller repeats the order.
+
+use core::{ops::Range, time::Duration};
+use std::{collections::BTreeMap, time::Instant};
+
+use bluebridge_northbound::migration::{
+    Contents, Elsewhere, Generations, Order, OrderKind, Refusal, Report, ServedRow, Terms,
+};
+use bluebridge_protocol::{
+    requester,
+    responder::{Adopted, AllowError},
+    taker::{self, Row},
+};
+use bluebridge_wire::address::{PAGE_SHIFT, SHARD_SHIFT};
+
+use crate::{
+    Server,
+    migration::{self, MigrationError, MigrationOrder, MigrationState},
+    server::MigrateError,
+};
+
+/// How long a shard may take to follow an order. A shard that does not is asked again.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How often the progress of a migration is reported.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Pages that a shard's offsets span.
+const SHARD_PAGES: u64 = 1 << (SHARD_SHIFT - PAGE_SHIFT);
+
+/// What is to be reported when it is known.
+#[derive(Clone, Debug)]
+enum Due {
+    /// How far a taker is.
+    Progress(Terms),
+    /// That no line is on its way any more.
+    Settled(Terms),
+    /// What the server has of a home.
+    Claims { home: Contents, round: u64 },
+    /// An order that a shard had no time for, or could not follow yet.
+    Again(Order),
+}
+
+/// The orders of one connection to the controller.
+#[derive(Debug)]
+pub(super) struct Transfers {
+    own: Contents,
+    dues: Vec<Due>,
+    /// What was last reported of each migration, and when.
+    reported: BTreeMap<u64, (Instant, Report)>,
+}
+
+/// An order was not followed, now or for good.
+enum Hindered {
+    /// It is to be repeated.
+    Later,
+    Refused(Refusal),
+}
+
+impl From<MigrateError> for Hindered {
+    fn from(error: MigrateError) -> Self {
+        let error = match error {
+            MigrateError::Order(_) | MigrateError::TimedOut(_) => return Self::Later,
+            MigrateError::Refused(error) => error,
+        };
+        Self::Refused(match error {
+            MigrationError::Allow(AllowError::Replies) | MigrationError::OnTheirWay => {
+                return Self::Later;
+            }
+            MigrationError::Allow(AllowError::Contradiction) => Refusal::Contradiction,
+            MigrationError::Allow(AllowError::Full) | MigrationError::Full => Refusal::Full,
+            MigrationError::Allow(AllowError::Late) => Refusal::Late,
+            MigrationError::Allow(AllowError::Overlap) => Refusal::Overlap,
+            MigrationError::Allow(AllowError::Space) => Refusal::Space,
+            MigrationError::Take(taker::OrderError::NoRoom(_)) => Refusal::NoRoom,
+            MigrationError::Allow(AllowError::Unknown) | MigrationError::Unknown => {
+                Refusal::Unknown
+            }
+            error => Refusal::Other(error.to_string()),
+        })
+    }
+}
+
+impl Transfers {
+    /// The orders of a new connection to a server with these contents.
+    pub(super) const fn new(own: Contents) -> Self {
+        Self { own, dues: Vec::new(), reported: BTreeMap::new() }
+    }
+
+    /// Follows an order. Returns what is to be reported now; the rest is reported by [`Self::poll`].
+    pub(super) fn follow(&mut self, order: Order, server: &Server) -> Option<Report> {
+        let (migration, kind) = subject(&order);
+        match self.try_follow(&order, server) {
+            Ok(report) => report,
+            Err(Hindered::Later) => {
+                self.dues.push(Due::Again(order));
+                None
+            }
+            Err(Hindered::Refused(why)) => Some(Report::Refused { migration, order: kind?, why }),
+        }
+    }
+
+    fn try_follow(&mut self, order: &Order, server: &Server) -> Result<Option<Report>, Hindered> {
+        let of_shard = |pages: &Range<u64>, order| server.migrate(shard_of(pages, server), order, PATIENCE);
+        Ok(match order {
+            Order::Reserve(terms) => {
+                of_shard(&terms.pages, MigrationOrder::Reserve(taken(terms)))?;
+                Some(Report::Reserved(terms.migration))
+            }
+            Order::Allow(terms) => {
+                of_shard(&terms.pages, MigrationOrder::Allow(allowed(terms)))?;
+                // The taker reads fences with the answers to its KEEPs, which bring also those that come later.
+                Some(Report::Allowed { migration: terms.migration, fences: Vec::new() })
+            }
+            Order::Take { terms, .. } => {
+                of_shard(&terms.pages, MigrationOrder::Begin(taken(terms)))?;
+                self.dues.push(Due::Progress(terms.clone()));
+                None
+            }
+            Order::Withdraw(id) => {
+                // A migration that is not known gives nothing.
+                in_one(server, &MigrationOrder::Withdraw(*id))?;
+                Some(Report::Withdrawn(*id))
+            }
+            Order::Settle(terms) => {
+                of_shard(&terms.pages, MigrationOrder::Stop(taken(terms)))?;
+                self.dues.retain(|due| !matches!(due, Due::Progress(of) if of.migration == terms.migration));
+                self.dues.push(Due::Settled(terms.clone()));
+                None
+            }
+            Order::Forget(id) => {
+                in_one(server, &MigrationOrder::Close(*id))?;
+                Some(Report::Forgotten(*id))
+            }
+            Order::Release(id) => {
+                // Nothing is reserved for a migration that is not known.
+                in_one(server, &MigrationOrder::Finish(*id))?;
+                self.reported.remove(id);
+                Some(Report::Released(*id))
+            }
+            Order::Learn(elsewhere) => {
+                self.learn(elsewhere, server)?;
+                let Elsewhere { home, version, .. } = *elsewhere;
+                Some(Report::Learned { home, version })
+            }
+            Order::Report { home, round } => {
+                self.dues.push(Due::Claims { home: *home, round: *round });
+                None
+            }
+            Order::Lose { node, began } => {
+                for shard in 0..server.shard_count() {
+                    server.migrate(shard, MigrationOrder::Lose(*node), PATIENCE)?;
+                }
+                Some(Report::Lost { node: *node, began: *began })
+            }
+        })
+    }
+
+    /// The home learns where its pages are. Pointers to contents that it lost before are stale anyway.
+    fn learn(&self, elsewhere: &Elsewhere, server: &Server) -> Result<(), Hindered> {
+        if elsewhere.home != self.own {
+            return Ok(());
+        }
+        for shard in 0..server.shard_count() {
+            let is_of = |pages: &Range<u64>| shard_of(pages, server) == shard;
+            let rows = elsewhere.rows.iter().filter(|(pages, _)| is_of(pages)).cloned().collect();
+            let lost = elsewhere.lost.iter().filter(|pages| is_of(pages)).cloned().collect();
+            server.migrate(shard, MigrationOrder::Learn { rows, lost }, PATIENCE)?;
+        }
+        Ok(())
+    }
+
+    /// What has become known since the last call.
+    pub(super) fn poll(&mut self, now: Instant, server: &Server) -> Vec<Report> {
+        let mut reports = Vec::new();
+        for due in core::mem::take(&mut self.dues) {
+            let done = match &due {
+                Due::Again(order) => {
+                    reports.extend(self.follow(order.clone(), server));
+                    true
+                }
+                Due::Progress(terms) => {
+                    reports.extend(self.progress(now, terms, server));
+                    false
+                }
+                Due::Settled(terms) => {
+                    let settled = self.settled(terms, server);
+                    let is_settled = settled.is_some();
+                    reports.extend(settled);
+                    is_settled
+                }
+                Due::Claims { home, round } => match claims(*home, *round, server) {
+                    Ok(report) => {
+                        reports.push(report);
+                        true
+                    }
+                    Err(_) => false,
+                },
+            };
+            if !done {
+                self.dues.push(due);
+            }
+        }
+        reports
+    }
+
+    /// How far a taker is, if that is news and not reported too often.
+    fn progress(&mut self, now: Instant, terms: &Terms, server: &Server) -> Option<Report> {
+        let last = self.reported.get(&terms.migration);
+        let is_early =
+            last.is_some_and(|(at, _)| now.saturating_duration_since(*at) < PROGRESS_INTERVAL);
+        if is_early {
+            return None;
+        }
+        let report = MigrationOrder::Report(terms.migration);
+        let state = server.migrate(shard_of(&terms.pages, server), report, PATIENCE).ok()?;
+        let MigrationState { progress, rows, .. } = state;
+        let report = Report::Progress {
+            migration: terms.migration,
+            kept: served(rows),
+            on_the_way_count: progress.on_their_way.into(),
+            in_doubt_count: progress.in_doubt.into(),
+            is_done: progress.here == progress.all,
+        };
+        if last.is_some_and(|(_, before)| *before == report) {
+            return None;
+        }
+        self.reported.insert(terms.migration, (now, report.clone()));
+        Some(report)
+    }
+
+    fn settled(&self, terms: &Terms, server: &Server) -> Option<Report> {
+        let report = MigrationOrder::Report(terms.migration);
+        let state = server.migrate(shard_of(&terms.pages, server), report, PATIENCE).ok()?;
+        let MigrationState { progress, rows, .. } = state;
+        let is_over = progress.here + progress.stay == progress.all;
+        is_over.then(|| Report::Settled { migration: terms.migration, kept: served(rows) })
+    }
+}
+
+/// What the server has of a home's contents, in all shards.
+fn claims(home: Contents, round: u64, server: &Server) -> Result<Report, MigrateError> {
+    let (mut rows, mut given) = (Vec::new(), Vec::new());
+    for shard in 0..server.shard_count() {
+        let Contents { node, generation } = home;
+        let state = server.migrate(shard, MigrationOrder::Claim { node, generation }, PATIENCE)?;
+        rows.extend(state.rows);
+        given.extend(state.given);
+    }
+    rows.sort_by_key(|row| row.pages.start);
+    given.sort_by_key(|of| of.first_page);
+    let pages = |of: Adopted| of.first_page..of.first_page + of.page_count;
+    let given = given.into_iter().map(pages).collect();
+    Ok(Report::Claims { home, round, served: served(rows), given, lost: Vec::new() })
+}
+
+/// Follows an order about a migration that one shard knows, or none.
+fn in_one(server: &Server, order: &MigrationOrder) -> Result<(), MigrateError> {
+    for shard in 0..server.shard_count() {
+        match server.migrate(shard, order.clone(), PATIENCE) {
+            Err(MigrateError::Refused(
+                MigrationError::Unknown | MigrationError::Allow(AllowError::Unknown),
+            )) => {}
+            result => return result.map(|_| ()),
+        }
+    }
+    Ok(())
+}
+
+/// The shard of this server that serves the pages of a home's shard.
+fn shard_of(pages: &Range<u64>, server: &Server) -> u16 {
+    let shard = u16::try_from(pages.start / SHARD_PAGES).unwrap_or(u16::MAX);
+    shard % server.shard_count().max(1)
+}
+
+fn taken(terms: &Terms) -> taker::Order {
+    let shard = u8::try_from(terms.pages.start / SHARD_PAGES).unwrap_or(u8::MAX);
+    let giver = requester::Server { node: terms.giver.node, shard };
+    taker::Order {
+        migration: requester::Migration {
+            id: terms.migration,
+            range_epoch: terms.range_epoch,
+            giver,
+        },
+        space: terms.space,
+        home: terms.home.node,
+        generation: terms.home.generation,
+        pages: terms.pages.clone(),
+        incarnation: terms.taker_incarnation,
+    }
+}
+
+fn allowed(terms: &Terms) -> migration::Terms {
+    migration::Terms {
+        migration: terms.migration,
+        range_epoch: terms.range_epoch,
+        space: terms.space,
+        home: terms.home.node,
+        generation: terms.home.generation,
+        pages: terms.pages.clone(),
+        taker: terms.taker.node,
+        taker_incarnation: terms.taker_incarnation,
+    }
+}
+
+fn served(rows: Vec<Row>) -> Vec<ServedRow> {
+    let row = |Row { pages, generations: (first, last) }| ServedRow {
+        pages,
+        generations: Generations { first, last },
+    };
+    rows.into_iter().map(row).collect()
+}
+
+/// The migration that an order is about, and the kind of the order, if it can be refused.
+fn subject(order: &Order) -> (u64, Option<OrderKind>) {
+    match order {
+        Order::Take { terms, .. } => (terms.migration, Some(OrderKind::Take)),
+        Order::Allow(terms) => (terms.migration, Some(OrderKind::Allow)),
+        Order::Reserve(terms) => (terms.migration, Some(OrderKind::Reserve)),
+        Order::Settle(terms) => (terms.migration, Some(OrderKind::Settle)),
+        Order::Forget(id) => (*id, Some(OrderKind::Forget)),
+        Order::Release(id) => (*id, Some(OrderKind::Release)),
+        Order::Withdraw(id) => (*id, Some(OrderKind::Withdraw)),
+        Order::Learn(_) | Order::Lose { .. } | Order::Report { .. } => (0, None),
+    }
+}
+
