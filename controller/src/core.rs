@@ -5,13 +5,14 @@
 //!
 //! * `join`: which endpoint gets which node; `attached`: the endpoints that the switch has entries for.
 //! * `topology`: the switches and their links.
-//! * `desired`: the tables that follow; `tables`: tables as values; `weight`: anycast weights.
+//! * `desired`: the tables that follow; `moved`: those for pages that moved; `tables`: tables as values; `weight`: anycast weights.
 //! * `record`: what is stored; `event`: what is logged; `operator`: operators' requests.
 
 mod attached;
 mod desired;
 mod event;
 mod join;
+mod moved;
 mod operator;
 mod record;
 mod tables;
@@ -106,6 +107,8 @@ pub struct CoreConfig {
     pub ports: Vec<Place>,
     /// Copies in addition to those that redirects need; nothing depends on them.
     pub notify: Vec<NotifyRule>,
+    /// The entries that the table `directory` of each switch can hold.
+    pub directory_size: usize,
     /// Which leased pages are redirected to their owners.
     pub redirects: RedirectPolicy,
     /// The most redirects, up to [`crate::redirect::REDIRECTS_MAX`].
@@ -122,6 +125,7 @@ impl Default for CoreConfig {
             client_quarantine: Duration::from_secs(120),
             ports: Vec::new(),
             notify: Vec::new(),
+            directory_size: moved::DIRECTORY_SIZE as usize,
             redirects: RedirectPolicy::default(),
             redirect_budget: REDIRECT_BUDGET,
         }

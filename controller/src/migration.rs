@@ -16,6 +16,7 @@ mod record;
 mod report;
 mod request;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -138,6 +139,17 @@ pub struct Shown<'a> {
     pub progress: Progress,
     /// What it waits for, if not only for lines to move.
     pub waits: Option<String>,
+}
+
+/// Which moves of pages count.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Moves<'a> {
+    /// Those that are over, of all open migrations, and of these planned ones.
+    All(&'a [MigrationRecord]),
+    /// Those of lines that takers have.
+    Kept,
+    /// Those that are over.
+    Settled,
 }
 
 /// The state machine of all migrations.
@@ -273,6 +285,44 @@ impl Migrations {
         self.servers.get(&contents.id()).is_some_and(|it| it.contents == Some(contents))
     }
 
+    /// Where the pages of homes are, with their spaces.
+    pub(crate) fn places(
+        &self,
+        moves: Moves<'_>,
+    ) -> Vec<(ContentsRecord, u16, Cow<'_, PageMap<Placed>>)> {
+        let records = self.elsewhere.values().map(|of| &of.record);
+        let mut places: BTreeMap<ContentsRecord, (u16, Cow<'_, PageMap<Placed>>)> =
+            records.map(|of| (of.home, (of.space, Cow::Borrowed(&of.rows)))).collect();
+        let planned = match moves {
+            Moves::All(planned) => planned,
+            Moves::Kept | Moves::Settled => &[],
+        };
+        let open = self.open().map(|of| &of.record).filter(|of| match moves {
+            Moves::All(_) => of.stage < Stage::Settled,
+            Moves::Kept => of.stage < Stage::Settled && !of.kept.is_empty(),
+            Moves::Settled => false,
+        });
+        for record in open.chain(planned) {
+            let (home, at) = (record.home, record.taker);
+            let (_, rows) = places.entry(home).or_insert_with(|| (record.space, Cow::default()));
+            let rows = rows.to_mut();
+            if matches!(moves, Moves::All(_)) {
+                // Those that moved before keep their generations; of the others only the first is known.
+                let first = GenerationRange { first: home.generation, last: home.generation };
+                let parts = rows.within(&record.pages).map(|(part, it)| (part, it.generations));
+                let mut moving: PageMap<_> = [(record.pages.clone(), first)].into_iter().collect();
+                parts
+                    .collect::<Vec<_>>()
+                    .into_iter()
+                    .for_each(|(part, it)| moving.insert(part, it));
+                place(rows, home, at, &moving);
+            } else {
+                place(rows, home, at, &record.kept);
+            }
+        }
+        places.into_iter().map(|(home, (space, rows))| (home, space, rows)).collect()
+    }
+
     fn open(&self) -> impl Iterator<Item = &Migration> {
         self.all.values().filter(|of| of.record.is_open())
     }
@@ -387,16 +437,11 @@ impl Migrations {
         });
         let Some(record) = self.all.get(&id).map(|of| of.record.clone()) else { return };
         self.edit_elsewhere(record.home, record.space, |elsewhere| {
-            for (pages, generations) in record.kept.iter() {
+            for (pages, _) in record.kept.iter() {
                 // Its giver may have lost its memory afterwards.
                 elsewhere.lost.remove(pages);
-                if record.taker == record.home {
-                    elsewhere.rows.remove(pages);
-                } else {
-                    let placed = Placed { at: record.taker, generations: *generations };
-                    elsewhere.rows.insert(pages.clone(), placed);
-                }
             }
+            place(&mut elsewhere.rows, record.home, record.taker, &record.kept);
         });
     }
 
@@ -408,6 +453,22 @@ impl Migrations {
         for id in ids {
             self.all.remove(&id);
             self.changes.push(Change::MigrationGone(id));
+        }
+    }
+}
+
+/// Notes that a server has pages of a home; what is at home is not noted.
+fn place(
+    rows: &mut PageMap<Placed>,
+    home: ContentsRecord,
+    at: ContentsRecord,
+    pages: &PageMap<GenerationRange>,
+) {
+    for (pages, generations) in pages.iter() {
+        if at == home {
+            rows.remove(pages);
+        } else {
+            rows.insert(pages.clone(), Placed { at, generations: *generations });
         }
     }
 }

@@ -38,11 +38,11 @@ pub(crate) const fn block_prefix(space: Space, NodeId(node): NodeId) -> Key {
 
 /// How the frames of a switch reach an endpoint.
 #[derive(Clone, Copy, Debug)]
-struct Route {
+pub(super) struct Route {
     /// The port through which they leave.
-    port: SwitchPort,
+    pub(super) port: SwitchPort,
     /// Whether the endpoint is connected there. Otherwise the port leads to another switch.
-    is_local: bool,
+    pub(super) is_local: bool,
 }
 
 impl Core {
@@ -55,6 +55,7 @@ impl Core {
                 self.add_node(&mut tables, node, route);
             }
         }
+        self.add_moved(&mut tables, switch);
         for space in self.spaces.keys() {
             self.add_anycast(&mut tables, switch, Space(*space));
         }
@@ -85,7 +86,7 @@ impl Core {
     }
 
     /// How a switch reaches an attached node, if all ports on the way exist, as far as known.
-    fn route(&self, switch: SwitchId, node: &Node) -> Option<Route> {
+    pub(super) fn route(&self, switch: SwitchId, node: &Node) -> Option<Route> {
         let place = self.place(&node.record).filter(|_| node.record.attached)?;
         if !self.may_exist(place) {
             return None;

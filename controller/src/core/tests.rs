@@ -7,6 +7,7 @@ use super::*;
 mod identity;
 mod members;
 mod model;
+mod moved;
 mod operator;
 mod refusals;
 mod switches;

@@ -79,35 +79,8 @@ fn stage(core: &Migrations, id: u64) -> Stage {
     core.iter().find(|of| of.record.id == id).unwrap().record.stage
 }
 
-/// The order to a migration's party that is due, until the home must learn; then all that is left.
 fn run(core: &mut Migrations, id: u64, kept: Range<u64>) {
-    let record = core.iter().find(|of| of.record.id == id).unwrap().record.clone();
-    let (giver, taker) = (record.giver.node, record.taker.node);
-    hear(core, taker, Report::Reserved(id));
-    hear(core, giver, Report::Allowed { migration: id, fences: Vec::new() });
-    let kept = rows(kept);
-    hear(
-        core,
-        taker,
-        Report::Progress {
-            migration: id,
-            kept: kept.clone(),
-            on_the_way_count: 0,
-            in_doubt_count: 0,
-            is_done: true,
-        },
-    );
-    hear(core, giver, Report::Withdrawn(id));
-    hear(core, taker, Report::Settled { migration: id, kept });
-    let learn = core.orders(HOME).into_iter().find_map(|order| match order {
-        Order::Learn(elsewhere) => Some(elsewhere),
-        _ => None,
-    });
-    let Elsewhere { home, version, .. } = learn.unwrap();
-    assert_eq!(stage(core, id), Stage::Settled, "the home does not know it yet");
-    hear(core, 1, Report::Learned { home, version });
-    hear(core, giver, Report::Forgotten(id));
-    hear(core, taker, Report::Released(id));
+    testing::finish(core, id, &rows(kept));
     assert_eq!(stage(core, id), Stage::Closed);
 }
 

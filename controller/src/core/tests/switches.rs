@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::Ipv6Addr;
+use std::ops::Range;
 
 use bluebridge_p4::pipeline::Entry;
 use bluebridge_switch::dataplane::DataPlane as _;
@@ -115,6 +116,13 @@ fn pipeline(tables: &Tables, now: Instant) -> Pipeline {
 fn request(space: Space, node: NodeId, command: Command) -> Ipv6Addr {
     let command = WireCommand::request(command, false).bits();
     Fields { space, node, command, tag: 0, location: 0x1000 }.to_ipv6()
+}
+
+/// A request for a page of a generation.
+fn read_of(space: Space, node: NodeId, generation: u16, page: u64) -> Ipv6Addr {
+    let command = WireCommand::request(Command::Read, false).bits();
+    let location = u64::from(generation) << 48 | page << 12;
+    Fields { space, node, command, tag: 3, location }.to_ipv6()
 }
 
 /// A frame from an endpoint as its host sends it.
@@ -283,6 +291,82 @@ fn configured_ports_that_are_missing_are_named() {
     let forward =
         |port| Some(Action::Forward(Forward { port: SwitchPort(port), dst_mac: own.mac }));
     assert_eq!([0, 1, 2].map(to), [11, 12, 9].map(forward));
+}
+
+#[test]
+fn pages_that_moved_are_found_at_every_switch_while_they_move_and_afterwards() {
+    use crate::migration::Wanted;
+    use crate::migration::testing::{finish, progress};
+    use bluebridge_northbound::migration::{Generations, Report, ServedRow};
+
+    let (mut core, now) = core_of(two_racks());
+    let s1 = join(&mut core, now, &on("t0", memory("s1", 1, 64)));
+    let s2 = join(&mut core, now, &on("t1", memory("s2", 1, 64)));
+    let s3 = join(&mut core, now, &on("t1", memory("s3", 2, 64)));
+    let clients = [("t0", 3, "c1"), ("t1", 3, "c2"), ("spine", 3, "c3")]
+        .map(|(switch, port, name)| join(&mut core, now, &on(switch, client(name, port))));
+    for server in [&s1, &s2, &s3] {
+        core.migrations_mut().connect(server.id(), u64::from(server.node), true);
+    }
+    let (first, last) = (s1.generation, s1.generation + 1);
+    let generation = |number| ArenaGeneration::new(number).unwrap();
+    let rows = |pages| {
+        let generations = Generations { first: generation(first), last: generation(last) };
+        [ServedRow { pages, generations }]
+    };
+    // The server of each page and generation, for every client.
+    let check = |core: &Core, expected: &dyn Fn(u64, u16) -> NodeRecord| {
+        let mut fabric = Fabric::of(core, now);
+        for from in &clients {
+            for (page, generation) in
+                (0..64).flat_map(|page| [(page, first), (page, last), (page, last + 1)])
+            {
+                let to = expected(page, generation);
+                let frame = frame(from, from.id(), read_of(SPACE, s1.id(), generation, page));
+                let arrived: Vec<_> = fabric
+                    .send(core.place(from).unwrap(), frame)
+                    .into_iter()
+                    .map(|(place, mac, _)| (place, mac))
+                    .collect();
+                let words = format!("page {page} of {generation} from {}", from.name);
+                assert_eq!(arrived, [(core.place(&to).unwrap(), to.mac)], "{words}");
+            }
+        }
+    };
+    let wanted = |pages, taker: &NodeRecord| Wanted {
+        home: s1.id(),
+        space: SPACE,
+        generation: None,
+        pages: Some(pages),
+        taker: taker.id(),
+    };
+    let moved = |range: Range<u64>, to: &NodeRecord, otherwise: &NodeRecord| {
+        let (to, otherwise) = (to.clone(), otherwise.clone());
+        move |page, generation: u16| {
+            let is_moved = range.contains(&page) && generation <= last;
+            if is_moved { to.clone() } else { otherwise.clone() }
+        }
+    };
+    let id = core.migrate(&wanted(8..40, &s2)).unwrap()[0];
+    check(&core, &moved(0..0, &s2, &s1));
+    let hear = |core: &mut Core, from: &NodeRecord, report| {
+        core.migrations_mut().handle(now, from.id(), u64::from(from.node), report).unwrap();
+    };
+    hear(&mut core, &s2, Report::Reserved(id));
+    hear(&mut core, &s1, Report::Allowed { migration: id, fences: Vec::new() });
+    assert!(core.take_dirty());
+    hear(&mut core, &s2, progress(id, &rows(16..24), false));
+    assert!(core.take_dirty(), "the tables change");
+    check(&core, &moved(16..24, &s2, &s1));
+    finish(core.migrations_mut(), id, &rows(8..40));
+    check(&core, &moved(8..40, &s2, &s1));
+    // Within the other rack, where the switch of the home sees no difference, and back.
+    let id = core.migrate(&wanted(8..40, &s3)).unwrap()[0];
+    finish(core.migrations_mut(), id, &rows(8..40));
+    check(&core, &moved(8..40, &s3, &s1));
+    // A server that begins empty gets no more requests for them.
+    join_anew(&mut core, now, &again(&on("t1", memory("s3", 2, 64))), 9);
+    check(&core, &moved(0..0, &s3, &s1));
 }
 
 /// The join of an endpoint: its name, switch, port and space, and whether it is a server.
