@@ -262,6 +262,10 @@ impl Arena {
         let _ = self.free.take_free(0..narrow(count));
         let (mut number, mut allocations) = (0, 0_u64);
         while number < count {
+            if self.pages.is_untouched(number / LINE_PAGES) {
+                number += LINE_PAGES - number % LINE_PAGES;
+                continue;
+            }
             let page = *self.pages.state(number);
             let was_used = page.role() != Use::None || page.colour() != Colour::default();
             if was_used && !self.palette.holds_colour(page.colour()) {
@@ -279,8 +283,9 @@ impl Arena {
             }
             number = self.release_run(number, count);
         }
-        let states = self.pages.own().iter();
-        self.used_colours = states.map(|page| u64::from(self.palette.number(page.colour()))).sum();
+        let touched = (0..count).filter(|number| !self.pages.is_untouched(number / LINE_PAGES));
+        let colours = touched.map(|number| self.palette.number(self.pages.state(number).colour()));
+        self.used_colours = colours.map(u64::from).sum();
         let mut spaces: Vec<_> = self.quotas.iter().map(|quota| quota.space).collect();
         spaces.extend(self.pages.spaces());
         for space in spaces {
@@ -420,6 +425,10 @@ impl Arena {
         let mut number = index_of(from.saturating_sub(self.first_page));
         let own = self.pages.own();
         for _ in 0..budget {
+            if number < own.len() && self.pages.is_untouched(number / LINE_PAGES) {
+                number += LINE_PAGES - number % LINE_PAGES;
+                continue;
+            }
             let page = own.get(number)?;
             match page.role() {
                 Use::None => number += 1,

@@ -184,7 +184,9 @@ unsafe impl<T: Sync> Sync for Values<T> {}
 
 impl<T: FromBytes + IntoBytes + Copy> Table<T> {
     pub(crate) fn heap(count: usize) -> Self {
-        Self(Values::Heap(vec![T::new_zeroed(); count]))
+        // Zeroed by the system, which provides memory only for what is used.
+        let values = T::new_vec_zeroed(count);
+        Self(Values::Heap(values.unwrap_or_else(|_| vec![T::new_zeroed(); count])))
     }
 
     /// The first `count` values in a part.

@@ -51,6 +51,12 @@ impl Pages {
         stores::set_in_order(&mut self.lines.frames.as_mut()[line], value);
     }
 
+    /// Whether a line never had memory. Then its pages are as at the beginning, and nothing should read their states:
+    /// the system would provide memory for them.
+    pub(super) fn is_untouched(&self, line: usize) -> bool {
+        self.lines.frames[line] == DEFAULT_FRAME && line * LINE_PAGES >= self.sizes().memory_pages
+    }
+
     /// Where a page's bytes begin in the memory; `None` if it has none.
     pub(super) fn place(&self, number: usize) -> Option<usize> {
         let page = self.frame(number / LINE_PAGES)? * LINE_PAGES + number % LINE_PAGES;

@@ -12,7 +12,7 @@ use bluebridge_wire::{
     address::{LINE_PAGES, PAGE_BYTES},
 };
 
-use super::{ZEROS, colour::Colour};
+use super::{ZEROS, colour::Colour, frames::pages_of};
 use crate::{
     direct::SharedPart,
     kept::{
@@ -508,16 +508,25 @@ impl Pages {
     pub(super) fn take_over(&mut self) -> Result<u32, Damaged> {
         self.repeat()?;
         self.take_over_lines();
-        for number in 0..self.states.len() {
-            // Leases end with the process.
-            let marks = self.marks_of_frame(number);
-            if self.states[number].marks != marks {
-                stores::set(&mut self.states.as_mut()[number].marks, marks);
+        for line in 0..self.sizes.lines() {
+            if self.is_untouched(line) {
+                continue;
+            }
+            for number in pages_of(line) {
+                // Leases end with the process.
+                let marks = self.marks_of_frame(number);
+                if self.states[number].marks != marks {
+                    stores::set(&mut self.states.as_mut()[number].marks, marks);
+                }
             }
         }
         let mut freed = 0;
         let mut number = 0;
         while number < self.sizes.own_pages() {
+            if self.is_untouched(number / LINE_PAGES) {
+                number = pages_of(number / LINE_PAGES).end;
+                continue;
+            }
             let state = self.states[number];
             match state.role() {
                 Use::None => {
@@ -598,7 +607,8 @@ impl Pages {
             let colour = page.colour().generation_and_tag();
             is_unused || colour.is_some_and(|(generation, tag)| generation >= first && tag.0 != 0)
         };
-        let bad = (0..self.sizes.own_pages()).find(|number| {
+        let lines = (0..self.sizes.own_lines).filter(|line| !self.is_untouched(*line));
+        let bad = lines.flat_map(pages_of).find(|number| {
             let page = self.state_after(*number, pending);
             !page.is_some_and(is_good)
         });
@@ -638,16 +648,22 @@ impl Pages {
         let is_served = |space| self.serves(space);
         let own_count = self.sizes.own_pages();
         let damaged = |number| Damaged::Page { page: narrow(number) };
-        for number in own_count..self.states.len() {
-            let is_used = self.entry(number / LINE_PAGES).state != LineEntry::DEFAULT;
-            let Some(page) = state(number).filter(|_| is_used) else { continue };
+        let adopted = self.sizes.own_lines..self.sizes.lines();
+        let used = adopted.filter(|line| self.entry(*line).state != LineEntry::DEFAULT);
+        for number in used.flat_map(pages_of) {
+            let Some(page) = state(number) else { continue };
             let is_changing = !page.sequence.is_multiple_of(2);
             if page.part > Use::BODY || page.sequence > SEQUENCE_MAX || is_changing {
                 return Err(damaged(number));
             }
         }
         let mut number = 0;
-        while let Some(head) = state(number).filter(|_| number < own_count) {
+        while number < own_count {
+            if self.is_untouched(number / LINE_PAGES) {
+                number = pages_of(number / LINE_PAGES).end;
+                continue;
+            }
+            let Some(head) = state(number) else { break };
             let is_changing = !head.sequence.is_multiple_of(2);
             if head.part > Use::BODY || head.sequence > SEQUENCE_MAX || is_changing {
                 return Err(damaged(number));
