@@ -258,8 +258,18 @@ impl Ranges {
     }
 
     pub(super) fn remove_adopted(&mut self, adopted: &Adopted) -> bool {
-        let index = self.adopted.iter().position(|other| other == adopted);
-        index.map(|index| self.adopted.remove(index)).is_some()
+        let local = adopted.local_pages();
+        let is_its = |other: &Adopted| {
+            let all = other.local_pages();
+            all.start <= local.start
+                && local.end <= all.end
+                && other.part(&local) == *adopted
+        };
+        let Some(index) = self.adopted.iter().position(is_its) else { return false };
+        let whole = self.adopted.remove(index);
+        let rest = without(&whole.local_pages(), &local).map(|pages| whole.part(&pages));
+        self.adopted.splice(index..index, rest.collect::<Vec<_>>());
+        true
     }
 
     /// Whether any range of `node` is served here.
