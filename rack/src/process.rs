@@ -3,18 +3,20 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
-};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
 use crate::namespace::NamespaceId;
+
+mod end;
+
+use end::End;
 
 /// How long the kernel may take to end a process after SIGKILL.
 const KILL_DEADLINE: Duration = Duration::from_secs(5);
@@ -36,10 +38,14 @@ pub struct ProcessRecord {
 pub enum Stopped {
     /// It had already ended.
     AlreadyGone,
-    /// It ended at SIGTERM.
-    Terminated,
+    /// It ended with an error, or by a fatal signal of its own, such as SIGSEGV.
+    Failed,
     /// It outlived the deadline and was killed.
     Killed,
+    /// Another process had killed it (SIGKILL), such as `kill -9` or the kernel without memory, and it was still ending.
+    KilledByOther,
+    /// It ended at SIGTERM.
+    Terminated,
 }
 
 impl ProcessRecord {
@@ -193,19 +199,35 @@ pub fn lives_in(pid: u32, kind: &str, namespaces: &[NamespaceId]) -> bool {
     NamespaceId::of(format!("/proc/{pid}/ns/{kind}")).is_ok_and(|id| namespaces.contains(&id))
 }
 
+/// Waits for the end of a process that got SIGTERM.
 fn end(process: &OwnedFd, deadline: Instant) -> io::Result<Stopped> {
-    if wait_until(process, deadline)? {
-        return Ok(Stopped::Terminated);
+    match wait_until(process, deadline)? {
+        Some(end) => Ok(stopped_by(end)),
+        None => {
+            signal(process, Signal::KILL)?;
+            await_killed(process)
+        }
     }
-    signal(process, Signal::KILL)?;
-    await_killed(process)
+}
+
+/// What a process's end before SIGKILL says about it.
+fn stopped_by(end: End) -> Stopped {
+    const KILL: i32 = Signal::KILL.as_raw();
+    // It ends a process that does not handle it, and a shell says so with its exit code.
+    const TERM: i32 = Signal::TERM.as_raw();
+    const OF_SHELL: i32 = 128 + TERM;
+    match end {
+        End::Exit(0 | OF_SHELL) | End::Signal(TERM) | End::Unknown => Stopped::Terminated,
+        End::Signal(KILL) => Stopped::KilledByOther,
+        End::Exit(_) | End::Signal(_) => Stopped::Failed,
+    }
 }
 
 fn await_killed(process: &OwnedFd) -> io::Result<Stopped> {
-    if wait_until(process, Instant::now() + KILL_DEADLINE)? {
-        return Ok(Stopped::Killed);
+    match wait_until(process, Instant::now() + KILL_DEADLINE)? {
+        Some(_) => Ok(Stopped::Killed),
+        None => Err(io::Error::new(io::ErrorKind::TimedOut, "a process did not end after SIGKILL")),
     }
-    Err(io::Error::new(io::ErrorKind::TimedOut, "a process did not end after SIGKILL"))
 }
 
 /// Signals; `false` if the process is gone.
@@ -217,18 +239,15 @@ fn signal(process: &OwnedFd, signal: Signal) -> io::Result<bool> {
     }
 }
 
-fn wait_until(process: &OwnedFd, deadline: Instant) -> io::Result<bool> {
+/// How the process ended; `None` if it did not until the deadline.
+fn wait_until(process: &OwnedFd, deadline: Instant) -> io::Result<Option<End>> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let timeout = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
         let mut polled = [PollFd::new(process, PollFlags::IN)];
         match poll(&mut polled, Some(&timeout)) {
-            Ok(0) => return Ok(false),
-            Ok(_) => {
-                // A child of this process is waited for, so that it does not stay as a zombie.
-                let _ = waitid(WaitId::PidFd(process.as_fd()), WaitIdOptions::EXITED);
-                return Ok(true);
-            }
+            Ok(0) => return Ok(None),
+            Ok(_) => return Ok(Some(end::of(process))),
             Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }

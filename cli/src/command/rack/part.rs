@@ -111,7 +111,9 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
         let dropped = match is_kept && !options.keep {
             true => "; its memory begins empty, --keep would have kept it",
             false => "",
+            Stopped::Failed => "it ended with an error first, which its log may show",
         };
+            Stopped::KilledByOther => "another process had killed it (SIGKILL)",
         output::text(&format!("{name} runs again{pid}; {was}{dropped}"))?;
     }
     Ok(Exit::Ok)
