@@ -28,7 +28,7 @@ use crate::{
 use layout::Places;
 use redo::RedoRecord;
 
-pub use error::ArenaFileError;
+pub use error::{ArenaFileError, Foreign, Lack, Reader};
 pub use file::{ArenaFile, Holder, Kept};
 pub use listed::{Listed, Place, list, place_named};
 

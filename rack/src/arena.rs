@@ -7,10 +7,11 @@ use std::hash::{Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::RackError;
 use crate::daemon::arena_of;
 use crate::spec::Node;
 use crate::state::RackState;
-use bluebridge_bpf::fs::{arena_id, open_own, remove_arena_pin};
+use bluebridge_bpf::fs::{arena_id, arena_pin, open_own, remove_arena_pin};
 
 /// A file system in memory that every Linux has. The one in which racks are recorded is too small.
 const DIRECTORY: &str = "/dev/shm";
@@ -37,8 +38,8 @@ pub(crate) fn file(directory: &Path, server: Node) -> PathBuf {
 /// has. What another user has put there under such a name, and what is no regular file, is left alone.
 ///
 /// # Errors
-/// The system's error for the first that cannot be removed; the others are.
-pub(crate) fn remove(directory: &Path, state: Option<&RackState>) -> io::Result<usize> {
+/// [`RackError::LeftMemory`] for the first that cannot be removed; the others are.
+pub(crate) fn remove(directory: &Path, state: Option<&RackState>) -> Result<usize, RackError> {
     let recorded = state.into_iter().flat_map(|state| &state.daemons).filter_map(arena_of);
     // No other file: a record may have been edited.
     let mut files: BTreeSet<PathBuf> =
@@ -50,7 +51,7 @@ pub(crate) fn remove(directory: &Path, state: Option<&RackState>) -> io::Result<
             files.extend(found.filter(|file| is_named(file, &prefix)));
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error),
+        Err(error) => return Err(left("list", Path::new(DIRECTORY), error)),
     }
     let (mut removed, mut result) = (0, Ok(()));
     for file in files {
@@ -58,7 +59,7 @@ pub(crate) fn remove(directory: &Path, state: Option<&RackState>) -> io::Result<
             Ok(Some(_)) => {}
             Ok(None) => continue,
             Err(error) => {
-                result = result.and(Err(error));
+                result = result.and(Err(left("open", &file, error)));
                 continue;
             }
         }
@@ -67,16 +68,32 @@ pub(crate) fn remove(directory: &Path, state: Option<&RackState>) -> io::Result<
             && let Err(error) = remove_arena_pin(&id)
         {
             // The file names what is left.
-            result = result.and(Err(io::Error::new(error.source.kind(), error)));
+            result = result.and(Err(left("remove", &arena_pin(&id), error.source)));
             continue;
         }
-        match fs::remove_file(file) {
+        match fs::remove_file(&file) {
             Ok(()) => removed += 1,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => result = result.and(Err(error)),
+            Err(error) => result = result.and(Err(left("remove", &file, error))),
         }
     }
     result.map(|()| removed)
+}
+
+/// The error of memory that stays, with what its user can do.
+fn left(doing: &'static str, path: &Path, source: io::Error) -> RackError {
+    let remedy = match source.kind() {
+        io::ErrorKind::ReadOnlyFilesystem => {
+            let mount = match path.starts_with(DIRECTORY) {
+                true => DIRECTORY,
+                false => "/sys/fs/bpf",
+            };
+            format!("make it writable (`mount -o remount,rw {mount}`)")
+        }
+        io::ErrorKind::PermissionDenied => "become the user who built the rack, or root".to_owned(),
+        _ => format!("remove it by hand (`rm {}`)", path.display()),
+    };
+    RackError::LeftMemory { doing, path: path.to_owned(), source, remedy }
 }
 
 /// Whether it is a file of [`DIRECTORY`] whose name begins so.

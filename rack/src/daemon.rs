@@ -15,7 +15,7 @@ use crate::error::failed;
 use crate::layout::{CONTROLLER_INTERFACE, ENDPOINT_INTERFACE, Layout, OPENFLOW, P4RUNTIME};
 use crate::process::{self, ProcessRecord, Stopped, stop_all};
 use crate::readiness::{self, KeptMemory, Patience, Readiness, ReadySocket};
-use crate::spec::{DataPlane, Node, RackSpec};
+use crate::spec::{DataPlane, Node, RackName, RackSpec};
 use crate::state::{
     DaemonRecord, LOG_FORMAT_VARIABLE, LOG_VARIABLE, RackState, SOCKET_PATH_MAX, StateError,
 };
@@ -44,6 +44,10 @@ const NO_ARENA_FILE: &str = "none";
 /// Makes a memory server drop what its memory holds.
 pub const FRESH: &str = "--fresh";
 
+/// The environment variable with the command that starts a daemon again, with empty memory, for what the daemon says to
+/// the rack's user.
+pub const RESTART_VARIABLE: &str = "BLUEBRIDGE_RESTART";
+
 /// The subcommand of a memory server.
 pub const MEMORY_SERVER: &str = "memserver";
 /// The daemon that keeps the interfaces of all nodes set up ([`crate::hosts`]).
@@ -71,6 +75,11 @@ impl Part {
             Self::Server(_) => format!("{MEMORY_SERVER}-{self}"),
             Self::Switch => SWITCH.to_owned(),
         }
+    }
+
+    /// The command that starts it again, for a rack of any name.
+    pub fn restart(self, rack: &RackName) -> String {
+        format!("bluebridge rack restart {self} --rack {rack}")
     }
 }
 
@@ -431,6 +440,9 @@ impl Rack {
         }
         command.stdin(Stdio::null()).stdout(log).stderr(log_too).process_group(0);
         let child = self
+        if let Ok(part) = name.parse::<Part>() {
+            command.env(RESTART_VARIABLE, part.restart(&self.state.spec.name));
+        }
             .enter(daemon.node, || command.spawn())?
             .map_err(failed(format!("start {name}")))?;
         let process =

@@ -9,7 +9,6 @@ use bluebridge_memserver::kept::{Listed, Place};
 use bluebridge_rack::daemon::{FRESH, Part, READY_DEADLINE};
 use bluebridge_rack::process::Stopped;
 use bluebridge_rack::readiness::KeptMemory;
-use bluebridge_rack::spec::RackName;
 use bluebridge_rack::state::StateRoot;
 use bluebridge_rack::{Cancel, GRACE, Rack};
 use clap::Args;
@@ -162,17 +161,12 @@ pub(super) fn kill(options: &Kill, global: Global) -> anyhow::Result<Exit> {
             Stopped::AlreadyGone => format!("{name} was not running"),
             _ => {
                 let keep = if may_keep { " --keep" } else { "" };
-                let restart = restart_of(&chosen, *part);
+                let restart = part.restart(&chosen);
                 format!("{name} was killed; `{restart}{keep}` starts it again")
             }
         })?;
     }
     Ok(Exit::Ok)
-}
-
-/// The command that starts a daemon again, for a rack of any name.
-fn restart_of(rack: &RackName, part: Part) -> String {
-    format!("bluebridge rack restart {part} --rack {rack}")
 }
 
 #[cfg(test)]
@@ -190,8 +184,9 @@ mod tests {
     #[test]
     fn the_command_that_is_named_starts_the_same_part_of_the_same_rack() {
         let rack: RackName = "other".parse().expect("a name");
+    use bluebridge_rack::spec::RackName;
         let part: Part = "s2".parse().expect("a part");
-        let words = restart_of(&rack, part);
+        let words = part.restart(&rack);
         let arguments = words.strip_prefix("bluebridge rack ").expect("a command of ours");
         let line = Line::try_parse_from(arguments.split(' ')).expect("well formed");
         assert_eq!(line.restart.kill.named.rack, Some(rack));
