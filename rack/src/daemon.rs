@@ -361,6 +361,12 @@ impl Rack {
     }
 
     fn find_daemon(&self, name: &str) -> Result<usize, RackError> {
+    /// The pid of a daemon that runs.
+    pub fn running_pid(&self, name: &str) -> Option<u32> {
+        let daemon = self.state.daemons.iter().find(|daemon| daemon.name == name)?;
+        daemon.process.as_ref().filter(|process| process.is_running()).map(|process| process.pid)
+    }
+
         let at = self.state.daemons.iter().position(|daemon| daemon.name == name);
         at.ok_or_else(|| RackError::NoDaemon(name.to_owned()))
     }

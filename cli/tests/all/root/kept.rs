@@ -1,6 +1,7 @@
 //! Memory that outlives memory servers.
 
 use std::io::{Seek, SeekFrom, Write};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use bluebridge_testkit::{Scratch, own, require_root};
@@ -39,13 +40,17 @@ fn a_server_that_was_killed_comes_back_with_its_memory() {
     assert_eq!(read(), "kept");
     // Also when it ends in order, as for an upgrade, and what is written then is kept too.
     rack.text(&[&["write", &pointer, "anew"], &on_rack[..]].concat());
-    rack.text(&["rack", "restart", "s1", "--keep"]);
+    let kept = rack.json(&["rack", "restart", "s1", "--keep"]);
+    assert_eq!(kept["memory"], "kept", "{kept}");
     assert_eq!(read(), "anew");
     let (code, said) = rack.failure(&["rack", "restart", "controller", "--keep"]);
     assert!(code == Some(2) && said.contains("memory server"), "{code:?}: {said}");
     let (code, said) = rack.failure(&["rack", "restart", "s9", "--keep"]);
     assert!(code == Some(2) && said.contains("has no daemon memserver-s9"), "{code:?}: {said}");
-    rack.text(&["rack", "restart", "s1"]);
+    let emptied = rack.json(&["rack", "restart", "s1"]);
+    assert_eq!(emptied["memory"], "empty", "{emptied}");
+    let other = rack.json(&["rack", "restart", "hosts"]);
+    assert_eq!(other["memory"], Value::Null, "{other}");
     let gone = [&["read", &pointer, "--length", "4"], &on_rack[..]].concat();
     let (code, said) = rack.failure(&gone);
     assert!(code == Some(3), "{code:?}: {said}");
@@ -429,7 +434,7 @@ fn a_foreign_file_of_a_servers_name_is_named_and_the_rack_comes_up() {
         let kept = kept_of_servers(status);
         assert_eq!((&kept[0]["is_kept"], &kept[1]["is_kept"]), (&is_kept.into(), &true.into()));
     }
-    assert!(restarted["pid"].is_number(), "{restarted}");
+    assert_eq!(restarted["memory"], "empty", "{restarted}");
 }
 
 /// What is printed names the place and what to do there.
@@ -522,6 +527,54 @@ fn what_others_did_to_the_bpf_file_system_hides_and_keeps_nothing() {
     let output = in_small_memory("kept-pins-ro", "64m", script);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}{said}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// What can be seen from outside: the header, and that it is the file that the server uses.
+#[test]
+fn a_server_whose_file_the_next_one_would_refuse_is_not_stopped() {
+    let options = ["--memory", "16M", "--servers", "1", "--no-direct-reads"];
+    let rack = TestRack::up("cmd-kept-healthy", &options);
+    let server = || {
+        let status = rack.json(&["rack", "status"]);
+        let daemons = status["daemons"].as_array().expect("a list").clone();
+        daemons.into_iter().find(|it| it["name"] == "memserver-s1").expect("it was started")
+    };
+    let before = server();
+    let listed = files(&rack);
+    let path = Path::new(listed[0]["file"].as_str().expect("a path"));
+    let write = |at, bytes: &[u8]| {
+        let mut file = std::fs::File::options().write(true).open(path).expect("it is ours");
+        file.seek(SeekFrom::Start(at)).expect("it is longer");
+        file.write_all(bytes).expect("there is room");
+    };
+    let refused = |words: &str| {
+        let (code, said) = rack.failure(&["rack", "restart", "s1", "--keep"]);
+        assert!(code == Some(2) && said.contains(words), "{code:?}: {said}");
+        assert!(said.contains("it was not stopped"), "{said}");
+        assert!(said.contains(&format!("`bluebridge rack restart s1 --rack {}`", rack.name)));
+        assert!(!said.contains("--fresh") && !said.contains("--arena-file"), "{said}");
+        let after = server();
+        assert_eq!((&after["pid"], &after["running"]), (&before["pid"], &true.into()), "{after}");
+    };
+    let image = std::fs::read(path).expect("it is ours");
+    // The version, and the number of shards.
+    for (at, words) in [(8, "of another version"), (24, "its number or size of shards cannot be")] {
+        write(at, &[0xa5; 2]);
+        refused(words);
+        let whole = usize::try_from(at).expect("small");
+        write(at, &image[whole..whole + 2]);
+    }
+    let aside = path.with_file_name(format!("aside-{}", rack.name));
+    std::fs::rename(path, &aside).expect("it is ours");
+    refused("is gone");
+    // The same contents, but not the file that the server has open.
+    std::fs::write(path, &image).expect("there is room");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(path, mode).expect("it is ours");
+    refused("is not the file that the server uses");
+    std::fs::rename(&aside, path).expect("it is ours");
+    let restarted = rack.json(&["rack", "restart", "s1", "--keep"]);
+    assert_eq!(restarted["memory"], "kept", "{restarted}");
 }
 
 /// `ip netns exec` mounts another /sys, and so hides the BPF file system.
