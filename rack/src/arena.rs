@@ -11,7 +11,8 @@ use crate::RackError;
 use crate::daemon::arena_of;
 use crate::spec::Node;
 use crate::state::RackState;
-use bluebridge_bpf::fs::{arena_id, arena_pin, open_own, remove_arena_pin};
+use bluebridge_bpf::fs::{arena_id, arena_pin, may_hide_pins, open_own, remove_arena_pin};
+use bluebridge_wire::address::PAGE_BYTES;
 
 /// A file system in memory that every Linux has. The one in which racks are recorded is too small.
 const DIRECTORY: &str = "/dev/shm";
@@ -94,6 +95,45 @@ fn left(doing: &'static str, path: &Path, source: io::Error) -> RackError {
         _ => format!("remove it by hand (`rm {}`)", path.display()),
     };
     RackError::LeftMemory { doing, path: path.to_owned(), source, remedy }
+}
+
+/// Why the next process of a server cannot find its memory with this file, and the beginning of what to do; `None` if it
+/// seems to be there. A cheap look, which reads no contents.
+pub(crate) fn loss(file: &Path) -> Option<(String, String)> {
+    let shown = file.display();
+    let nothing_to_do = String::new;
+    let unreadable =
+        |error: io::Error| (format!("its file {shown} cannot be read: {error}"), nothing_to_do());
+    let replaced = |by: &str| {
+        (
+            format!("{by} is in the place of its file {shown}"),
+            format!("remove that (`rm -r {shown}`), then "),
+        )
+    };
+    let found = match fs::symlink_metadata(file) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Some((format!("its file {shown} is gone"), nothing_to_do()));
+        }
+        Err(error) => return Some(unreadable(error)),
+    };
+    match open_own(file) {
+        Ok(Some(_)) => {}
+        Ok(None) => return Some(replaced("something else")),
+        Err(error) => return Some(unreadable(error)),
+    }
+    match arena_id(file) {
+        Ok(Some(id)) => {
+            // The file of memory in a map is one page long, and that of any other is longer.
+            let is_in_map = found.len() == PAGE_BYTES as u64;
+            let pin = arena_pin(&id).symlink_metadata();
+            let is_gone = pin.is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+            (is_in_map && is_gone && !may_hide_pins())
+                .then(|| (format!("the BPF map of its file {shown} is gone"), nothing_to_do()))
+        }
+        Ok(None) => Some(replaced("a copy, or a file that is no arena's,")),
+        Err(error) => Some(unreadable(error)),
+    }
 }
 
 /// Whether it is a file of [`DIRECTORY`] whose name begins so.

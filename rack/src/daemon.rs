@@ -172,7 +172,8 @@ fn is_memory_server(daemon: &DaemonRecord) -> bool {
 impl DaemonRecord {
     /// Whether the next process of a memory server may go on with its memory.
     pub fn may_keep_memory(&self) -> bool {
-        arena_of(self).is_some() && self.kept_memory.as_ref().is_none_or(|kept| kept.is_kept)
+        let is_there = arena_of(self).is_some_and(|file| arena::loss(Path::new(file)).is_none());
+        is_there && self.kept_memory.as_ref().is_none_or(|kept| kept.is_kept)
     }
 }
 
@@ -360,13 +361,13 @@ impl Rack {
         daemon.process.as_ref().map(|process| process.pid)
     }
 
-    fn find_daemon(&self, name: &str) -> Result<usize, RackError> {
     /// The pid of a daemon that runs.
     pub fn running_pid(&self, name: &str) -> Option<u32> {
         let daemon = self.state.daemons.iter().find(|daemon| daemon.name == name)?;
         daemon.process.as_ref().filter(|process| process.is_running()).map(|process| process.pid)
     }
 
+    fn find_daemon(&self, name: &str) -> Result<usize, RackError> {
         let at = self.state.daemons.iter().position(|daemon| daemon.name == name);
         at.ok_or_else(|| RackError::NoDaemon(name.to_owned()))
     }
@@ -439,6 +440,9 @@ impl Rack {
             daemon.node,
         ));
         command.env(readiness::VARIABLE, ready.path()).current_dir(self.directory.path());
+        if let Ok(part) = name.parse::<Part>() {
+            command.env(RESTART_VARIABLE, part.restart(&self.state.spec.name));
+        }
         for (variable, value) in
             [(LOG_VARIABLE, &self.state.log_filter), (LOG_FORMAT_VARIABLE, &self.state.log_format)]
         {
@@ -446,9 +450,6 @@ impl Rack {
         }
         command.stdin(Stdio::null()).stdout(log).stderr(log_too).process_group(0);
         let child = self
-        if let Ok(part) = name.parse::<Part>() {
-            command.env(RESTART_VARIABLE, part.restart(&self.state.spec.name));
-        }
             .enter(daemon.node, || command.spawn())?
             .map_err(failed(format!("start {name}")))?;
         let process =

@@ -564,14 +564,32 @@ fn a_server_whose_file_the_next_one_would_refuse_is_not_stopped() {
         let whole = usize::try_from(at).expect("small");
         write(at, &image[whole..whole + 2]);
     }
+    // Status says what has become of the file, and so does the command that kills a server.
     let aside = path.with_file_name(format!("aside-{}", rack.name));
+    let kept = |is_kept: bool, words: &str| {
+        let kept = server()["kept_memory"].clone();
+        assert_eq!(kept["is_kept"], is_kept, "{kept}");
+        assert!(is_kept || kept["reason"].as_str().expect("why").contains(words), "{kept}");
+        let shown = rack.text(&["rack", "status"]);
+        assert_eq!(shown.contains("The memory of s1 ends with the process"), !is_kept, "{shown}");
+    };
     std::fs::rename(path, &aside).expect("it is ours");
+    kept(false, "is gone; `bluebridge rack restart s1");
     refused("is gone");
+    std::os::unix::fs::symlink(&aside, path).expect("it is gone");
+    kept(false, "something else is in the place of its file");
+    std::fs::remove_file(path).expect("it is ours");
     // The same contents, but not the file that the server has open.
     std::fs::write(path, &image).expect("there is room");
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
     std::fs::set_permissions(path, mode).expect("it is ours");
+    kept(false, "a copy");
     refused("is not the file that the server uses");
+    std::fs::rename(&aside, path).expect("it is ours");
+    kept(true, "");
+    std::fs::rename(path, &aside).expect("it is ours");
+    let killed = rack.text(&["rack", "kill", "s1"]);
+    assert!(!killed.contains("--keep"), "{killed}");
     std::fs::rename(&aside, path).expect("it is ours");
     let restarted = rack.json(&["rack", "restart", "s1", "--keep"]);
     assert_eq!(restarted["memory"], "kept", "{restarted}");
