@@ -38,15 +38,12 @@ const LOOK: Duration = Duration::from_millis(5);
 
 /// How a process ended that has. A child of this process is waited for, so that it does not stay as a zombie.
 pub(super) fn of(process: &OwnedFd) -> End {
-    match waitid(WaitId::PidFd(process.as_fd()), WaitIdOptions::EXITED) {
-        Ok(Some(status)) => {
-            let signal = status.terminating_signal().map(End::Signal);
-            return status.exit_status().map(End::Exit).or(signal).unwrap_or(End::Unknown);
-        }
-        // Another process is its parent.
-        Ok(None) | Err(_) => {}
+    if let Ok(Some(status)) = waitid(WaitId::PidFd(process.as_fd()), WaitIdOptions::EXITED) {
+        let signal = status.terminating_signal().map(End::Signal);
+        return status.exit_status().map(End::Exit).or(signal).unwrap_or(End::Unknown);
     }
-    // The kernel tells others by /proc until its parent has waited for it, and by the descriptor from then on.
+    // If another process is its parent, the kernel tells by /proc until that one has waited for it, and by the descriptor
+    // from then on.
     let deadline = Instant::now() + REAPED;
     loop {
         if let Some(end) = of_zombie(process).or_else(|| of_reaped(process)) {
@@ -76,9 +73,8 @@ fn of_zombie(process: &OwnedFd) -> Option<End> {
     let (_, fields) = stat.rsplit_once(") ")?;
     let mut fields = fields.split_whitespace();
     let is_zombie = fields.next()? == "Z";
-    // A status of 0 is also shown to those who may not know it.
     let status = fields.nth(48)?.parse().ok()?;
-    (is_zombie && status != 0).then(|| End::of_status(status))
+    is_zombie.then(|| End::of_status(status))
 }
 
 /// The beginning of `struct pidfd_info` of linux/pidfd.h.
