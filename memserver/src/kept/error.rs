@@ -6,6 +6,7 @@ use std::{
 };
 
 use bluebridge_bpf::fs::arena_of_pin;
+use rustix::process::geteuid;
 
 use super::{file::DIRECTORY, layout::VERSION};
 use crate::direct::map;
@@ -457,6 +458,11 @@ impl ArenaFileError {
             Self::ReadOnly { path } => making_writable(path),
             Self::Io { error, .. } if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
                 map::remedy(error).into()
+            }
+            Self::Io { error, .. }
+                if error.kind() == io::ErrorKind::PermissionDenied && !geteuid().is_root() =>
+            {
+                "run this command as the user who started the memory server, or as root".into()
             }
             Self::Io { path, doing: "open", .. } if arena_of_pin(path).is_some() => {
                 format!("remove it if it is no arena's (`rm -r {}`)", path.display())
