@@ -132,7 +132,7 @@ impl ArenaFileError {
             Self::Foreign { path, .. } | Self::NoArena { path } => {
                 format!("remove it (`rm {}`), then `{restart}`", path.display())
             }
-            Self::InUse { .. } => format!("end that process, then `{restart}`"),
+            Self::InUse { .. } => "end that process, then give the command again".into(),
             Self::NoDirectory { directory } => {
                 let mount = mounting(directory).unwrap_or_else(|| "make it".to_owned());
                 format!("{mount}, {AGAIN}")
