@@ -131,6 +131,7 @@ pub(crate) fn loss(file: &Path) -> Option<(String, String)> {
             (is_in_map && is_gone && !may_hide_pins())
                 .then(|| (format!("the BPF map of its file {shown} is gone"), nothing_to_do()))
         }
+        Ok(None) if found.len() == 0 => Some(replaced("an empty file")),
         Ok(None) => Some(replaced("a copy, or a file that is no arena's,")),
         Err(error) => Some(unreadable(error)),
     }
@@ -144,6 +145,8 @@ fn is_named(file: &Path, prefix: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use bluebridge_bpf::fs::{ARENA_INODE_AT, ARENA_MAGIC};
+
     use super::*;
     use crate::state::DaemonRecord;
 
@@ -183,6 +186,33 @@ mod tests {
         assert_eq!(removed, 2);
         assert_eq!(left, [false, false, true, true]);
         assert_eq!(remove(&moved, None).expect("there are none"), 0);
+    }
+
+    #[test]
+    fn what_has_become_of_a_file_is_seen() {
+        let process = std::process::id();
+        let file = Path::new(DIRECTORY).join(format!("loss-{process}"));
+        let loss_of = |file: &Path| loss(file).map_or_else(String::new, |(cause, _)| cause);
+        assert!(loss_of(&file).contains("is gone"), "{}", loss_of(&file));
+        std::os::unix::fs::symlink("/etc/passwd", &file).expect("there is room");
+        let link = loss_of(&file);
+        fs::remove_file(&file).expect("it is ours");
+        let mut found = Vec::new();
+        let mut header = vec![0; ARENA_INODE_AT + 8];
+        header[..ARENA_MAGIC.len()].copy_from_slice(&ARENA_MAGIC);
+        fs::write(&file, b"").expect("there is room");
+        found.push(loss_of(&file));
+        let inode = std::os::unix::fs::MetadataExt::ino(&fs::metadata(&file).expect("it is there"));
+        header[ARENA_INODE_AT..].copy_from_slice(&(inode + 1).to_ne_bytes());
+        fs::write(&file, &header).expect("there is room");
+        found.push(loss_of(&file));
+        header[ARENA_INODE_AT..].copy_from_slice(&inode.to_ne_bytes());
+        fs::write(&file, &header).expect("there is room");
+        found.push(loss_of(&file));
+        fs::remove_file(&file).expect("it is ours");
+        assert!(link.contains("something else is in the place"), "{link}");
+        assert!(found[0].contains("an empty file") && found[1].contains("a copy"), "{found:?}");
+        assert_eq!(found[2], "");
     }
 
     /// Every user may make them in that directory.

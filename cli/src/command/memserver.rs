@@ -456,6 +456,10 @@ fn may_hold_contents(path: &Path) -> bool {
 fn no_map(refusal: &Result<(), NoDirectReads>) -> Option<String> {
     match refusal {
         Ok(()) | Err(NoDirectReads::Off) => None,
+        // Without its remedy: that of the file is said, too.
+        Err(NoDirectReads::Map(error)) => {
+            Some(format!("the memory cannot be in the kernel instead of a file ({error})"))
+        }
         Err(refusal) => {
             Some(format!("the memory cannot be in the kernel instead of a file ({refusal})"))
         }
@@ -578,4 +582,26 @@ fn config(options: &MemoryServer, assignment: &Assignment) -> anyhow::Result<Ser
 /// Session ids drawn from it cannot be guessed.
 fn seed() -> anyhow::Result<u64> {
     OsRng.try_next_u64().context("the system gives no random numbers")
+}
+
+#[cfg(test)]
+mod tests {
+    use bluebridge_memserver::kept::Lack;
+
+    use super::*;
+
+    #[test]
+    fn a_remedy_is_said_once_and_after_the_causes() {
+        let (path, bytes) = ("/dev/shm/arena".into(), 1 << 40);
+        let error = ArenaFileError::NoRoom { path, bytes, lack: Lack::Memory };
+        let no_map = no_map(&Err(NoDirectReads::Map(ErrorKind::OutOfMemory.into())));
+        let said = advice(&error, no_map.as_deref());
+        assert!(said.contains(", and the memory cannot be in the kernel"), "{said}");
+        let (_, remedy) = said.split_once("; ").expect("a remedy");
+        assert_eq!(
+            (remedy.matches(';').count(), said.matches("--memory").count()),
+            (0, 1),
+            "{said}"
+        );
+    }
 }
