@@ -9,6 +9,7 @@ use bluebridge_bench::swap::SwapError;
 use bluebridge_controller::ControllerError;
 use bluebridge_controller::driver::DriverError;
 use bluebridge_controller::store::StoreError;
+use bluebridge_memserver::kept::Foreign;
 use bluebridge_memserver::{ArenaFileError, ReserveError, StartError};
 use bluebridge_northbound::MembershipError;
 use bluebridge_northbound::tls::TlsFileError;
@@ -184,14 +185,18 @@ fn of_reserve(error: &ReserveError) -> Exit {
 
 fn of_arena_file(error: &ArenaFileError) -> Exit {
     match error {
-        ArenaFileError::Foreign { .. } => Exit::NotPermitted,
+        ArenaFileError::Foreign { what: Foreign::Directory, .. } => Exit::Usage,
+        ArenaFileError::Foreign { .. } | ArenaFileError::ReadOnly { .. } => Exit::NotPermitted,
         ArenaFileError::Io { error, .. } => of_input(error),
-        ArenaFileError::NoArena { .. }
+        ArenaFileError::Missing { .. }
+        | ArenaFileError::NoArena { .. }
+        | ArenaFileError::NoDirectory { .. }
         | ArenaFileError::OnDisk { .. }
         | ArenaFileError::OfFile { .. }
         | ArenaFileError::OtherShape { .. }
         | ArenaFileError::OtherVersion { .. }
-        | ArenaFileError::Size(_) => Exit::Usage,
+        | ArenaFileError::Size(_)
+        | ArenaFileError::UnknownId { .. } => Exit::Usage,
         _ => Exit::Failure,
     }
 }

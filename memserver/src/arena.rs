@@ -539,16 +539,28 @@ impl Arena {
     /// [`Status::Overloaded`] if retired pages would suffice and more generations are expected
     /// soon; else [`Status::OutOfMemory`].
     fn take(&mut self, pages: u32) -> Result<u32, Status> {
-        while self.free_pages() >= pages {
-            if let Some(start) = self.free.take(pages) {
-                return Ok(start);
-            }
+        if let Some(start) = self.free.take(pages) {
+            return Ok(start);
+        }
+        // The withheld pages of the queues do not become free when they leave them.
+        let queued = || self.quarantined.iter().chain(self.retired.iter().take(self.renewed_count));
+        let within = |extent: &FreedExtent, range: &Range<u32>| {
+            let end = range.end.min(extent.start + extent.pages);
+            end.saturating_sub(range.start.max(extent.start))
+        };
+        let withheld_of = |range| queued().map(|extent| within(extent, range)).sum::<u32>();
+        let withheld: u32 = self.withheld.iter().map(withheld_of).sum();
+        let available = self.free_pages() - withheld;
+        while available >= pages {
             let more = self.back_for(pages).or_else(|| self.end_retirement());
             if more.or_else(|| self.end_quarantine()).is_none() {
                 break;
             }
+            if let Some(start) = self.free.take(pages) {
+                return Ok(start);
+            }
         }
-        let unallocated = self.free_pages() + self.retired_pages;
+        let unallocated = available + self.retired_pages;
         let may_fit = self.retired_pages > 0 && unallocated >= pages;
         self.is_short_of_generations |= may_fit;
         if may_fit && self.is_reserving && self.palette.generations_left() > 0 {

@@ -1,7 +1,7 @@
 //! Memory that outlives its process: a file in the system's memory that the next process takes over.
 //!
 //! * [`file`]: takes the file over, or makes it. [`access`]: opens, locks and reads it. [`listed`]: the
-//!   files that there are. [`error`]: why one cannot be used.
+//!   files that there are. [`error`]: why one cannot be used; [`remedy`]: what its reader can do.
 //! * [`layout`]: where in the file each part of each shard is; [`lines`]: what is kept of lines.
 //! * [`redo`]: the record of the change under way, so that each change happens completely or not at
 //!   all.
@@ -18,6 +18,7 @@ pub(crate) mod layout;
 pub(crate) mod lines;
 mod listed;
 pub(crate) mod redo;
+mod remedy;
 pub(crate) mod stores;
 #[cfg(test)]
 mod tests;
@@ -30,9 +31,10 @@ use layout::Places;
 use lines::LineTables;
 use redo::RedoRecord;
 
-pub use error::ArenaFileError;
+pub use error::{ArenaFileError, Foreign, Lack};
 pub use file::{ArenaFile, Holder, Kept};
 pub use listed::{Listed, Place, list, place_named};
+pub use remedy::Reader;
 
 /// A page's state as it is kept. Every bit pattern is valid for the type; the arena checks what it
 /// takes over.

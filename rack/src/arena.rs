@@ -7,10 +7,12 @@ use std::hash::{Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::RackError;
 use crate::daemon::arena_of;
 use crate::spec::Node;
 use crate::state::RackState;
-use bluebridge_bpf::fs::{arena_id, open_own, remove_arena_pin};
+use bluebridge_bpf::fs::{arena_id, arena_pin, may_hide_pins, open_own, remove_arena_pin};
+use bluebridge_wire::address::PAGE_BYTES;
 
 /// A file system in memory that every Linux has. The one in which racks are recorded is too small.
 const DIRECTORY: &str = "/dev/shm";
@@ -37,8 +39,8 @@ pub(crate) fn file(directory: &Path, server: Node) -> PathBuf {
 /// has. What another user has put there under such a name, and what is no regular file, is left alone.
 ///
 /// # Errors
-/// The system's error for the first that cannot be removed; the others are.
-pub(crate) fn remove(directory: &Path, state: Option<&RackState>) -> io::Result<usize> {
+/// [`RackError::LeftMemory`] for the first that cannot be removed; the others are.
+pub(crate) fn remove(directory: &Path, state: Option<&RackState>) -> Result<usize, RackError> {
     let recorded = state.into_iter().flat_map(|state| &state.daemons).filter_map(arena_of);
     // No other file: a record may have been edited.
     let mut files: BTreeSet<PathBuf> =
@@ -50,7 +52,7 @@ pub(crate) fn remove(directory: &Path, state: Option<&RackState>) -> io::Result<
             files.extend(found.filter(|file| is_named(file, &prefix)));
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error),
+        Err(error) => return Err(left("list", Path::new(DIRECTORY), error)),
     }
     let (mut removed, mut result) = (0, Ok(()));
     for file in files {
@@ -58,7 +60,7 @@ pub(crate) fn remove(directory: &Path, state: Option<&RackState>) -> io::Result<
             Ok(Some(_)) => {}
             Ok(None) => continue,
             Err(error) => {
-                result = result.and(Err(error));
+                result = result.and(Err(left("open", &file, error)));
                 continue;
             }
         }
@@ -67,16 +69,72 @@ pub(crate) fn remove(directory: &Path, state: Option<&RackState>) -> io::Result<
             && let Err(error) = remove_arena_pin(&id)
         {
             // The file names what is left.
-            result = result.and(Err(io::Error::new(error.source.kind(), error)));
+            result = result.and(Err(left("remove", &arena_pin(&id), error.source)));
             continue;
         }
-        match fs::remove_file(file) {
+        match fs::remove_file(&file) {
             Ok(()) => removed += 1,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => result = result.and(Err(error)),
+            Err(error) => result = result.and(Err(left("remove", &file, error))),
         }
     }
     result.map(|()| removed)
+}
+
+/// The error of memory that stays, with what its user can do.
+fn left(doing: &'static str, path: &Path, source: io::Error) -> RackError {
+    let remedy = match source.kind() {
+        io::ErrorKind::ReadOnlyFilesystem => {
+            let mount = match path.starts_with(DIRECTORY) {
+                true => DIRECTORY,
+                false => "/sys/fs/bpf",
+            };
+            format!("make it writable (`mount -o remount,rw {mount}`)")
+        }
+        io::ErrorKind::PermissionDenied => "become the user who built the rack, or root".to_owned(),
+        _ => format!("remove it by hand (`rm {}`)", path.display()),
+    };
+    RackError::LeftMemory { doing, path: path.to_owned(), source, remedy }
+}
+
+/// Why the next process of a server cannot find its memory with this file, and the beginning of what to do; `None` if it
+/// seems to be there. A cheap look, which reads no contents.
+pub(crate) fn loss(file: &Path) -> Option<(String, String)> {
+    let shown = file.display();
+    let nothing_to_do = String::new;
+    let unreadable =
+        |error: io::Error| (format!("its file {shown} cannot be read: {error}"), nothing_to_do());
+    let replaced = |by: &str| {
+        (
+            format!("{by} is in the place of its file {shown}"),
+            format!("remove that (`rm -r {shown}`), then "),
+        )
+    };
+    let found = match fs::symlink_metadata(file) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Some((format!("its file {shown} is gone"), nothing_to_do()));
+        }
+        Err(error) => return Some(unreadable(error)),
+    };
+    match open_own(file) {
+        Ok(Some(_)) => {}
+        Ok(None) => return Some(replaced("something else")),
+        Err(error) => return Some(unreadable(error)),
+    }
+    match arena_id(file) {
+        Ok(Some(id)) => {
+            // The file of memory in a map is one page long, and that of any other is longer.
+            let is_in_map = found.len() == PAGE_BYTES as u64;
+            let pin = arena_pin(&id).symlink_metadata();
+            let is_gone = pin.is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+            (is_in_map && is_gone && !may_hide_pins())
+                .then(|| (format!("the BPF map of its file {shown} is gone"), nothing_to_do()))
+        }
+        Ok(None) if found.len() == 0 => Some(replaced("an empty file")),
+        Ok(None) => Some(replaced("a copy, or a file that is no arena's,")),
+        Err(error) => Some(unreadable(error)),
+    }
 }
 
 /// Whether it is a file of [`DIRECTORY`] whose name begins so.
@@ -87,6 +145,8 @@ fn is_named(file: &Path, prefix: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use bluebridge_bpf::fs::{ARENA_INODE_AT, ARENA_MAGIC};
+
     use super::*;
     use crate::state::DaemonRecord;
 
@@ -126,6 +186,33 @@ mod tests {
         assert_eq!(removed, 2);
         assert_eq!(left, [false, false, true, true]);
         assert_eq!(remove(&moved, None).expect("there are none"), 0);
+    }
+
+    #[test]
+    fn what_has_become_of_a_file_is_seen() {
+        let process = std::process::id();
+        let file = Path::new(DIRECTORY).join(format!("loss-{process}"));
+        let loss_of = |file: &Path| loss(file).map_or_else(String::new, |(cause, _)| cause);
+        assert!(loss_of(&file).contains("is gone"), "{}", loss_of(&file));
+        std::os::unix::fs::symlink("/etc/passwd", &file).expect("there is room");
+        let link = loss_of(&file);
+        fs::remove_file(&file).expect("it is ours");
+        let mut found = Vec::new();
+        let mut header = vec![0; ARENA_INODE_AT + 8];
+        header[..ARENA_MAGIC.len()].copy_from_slice(&ARENA_MAGIC);
+        fs::write(&file, b"").expect("there is room");
+        found.push(loss_of(&file));
+        let inode = std::os::unix::fs::MetadataExt::ino(&fs::metadata(&file).expect("it is there"));
+        header[ARENA_INODE_AT..].copy_from_slice(&(inode + 1).to_ne_bytes());
+        fs::write(&file, &header).expect("there is room");
+        found.push(loss_of(&file));
+        header[ARENA_INODE_AT..].copy_from_slice(&inode.to_ne_bytes());
+        fs::write(&file, &header).expect("there is room");
+        found.push(loss_of(&file));
+        fs::remove_file(&file).expect("it is ours");
+        assert!(link.contains("something else is in the place"), "{link}");
+        assert!(found[0].contains("an empty file") && found[1].contains("a copy"), "{found:?}");
+        assert_eq!(found[2], "");
     }
 
     /// Every user may make them in that directory.

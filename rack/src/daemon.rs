@@ -15,7 +15,7 @@ use crate::error::failed;
 use crate::layout::{CONTROLLER_INTERFACE, ENDPOINT_INTERFACE, Layout, OPENFLOW, P4RUNTIME};
 use crate::process::{self, ProcessRecord, Stopped, stop_all};
 use crate::readiness::{self, KeptMemory, Patience, Readiness, ReadySocket};
-use crate::spec::{DataPlane, Node, RackSpec};
+use crate::spec::{DataPlane, Node, RackName, RackSpec};
 use crate::state::{
     DaemonRecord, LOG_FORMAT_VARIABLE, LOG_VARIABLE, RackState, SOCKET_PATH_MAX, StateError,
 };
@@ -44,6 +44,10 @@ const NO_ARENA_FILE: &str = "none";
 /// Makes a memory server drop what its memory holds.
 pub const FRESH: &str = "--fresh";
 
+/// The environment variable with the command that starts a daemon again, with empty memory, for what the daemon says to
+/// the rack's user.
+pub const RESTART_VARIABLE: &str = "BLUEBRIDGE_RESTART";
+
 /// The subcommand of a memory server.
 pub const MEMORY_SERVER: &str = "memserver";
 /// The daemon that keeps the interfaces of all nodes set up ([`crate::hosts`]).
@@ -71,6 +75,11 @@ impl Part {
             Self::Server(_) => format!("{MEMORY_SERVER}-{self}"),
             Self::Switch => SWITCH.to_owned(),
         }
+    }
+
+    /// The command that starts it again, for a rack of any name.
+    pub fn restart(self, rack: &RackName) -> String {
+        format!("bluebridge rack restart {self} --rack {rack}")
     }
 }
 
@@ -163,7 +172,8 @@ fn is_memory_server(daemon: &DaemonRecord) -> bool {
 impl DaemonRecord {
     /// Whether the next process of a memory server may go on with its memory.
     pub fn may_keep_memory(&self) -> bool {
-        arena_of(self).is_some() && self.kept_memory.as_ref().is_none_or(|kept| kept.is_kept)
+        let is_there = arena_of(self).is_some_and(|file| arena::loss(Path::new(file)).is_none());
+        is_there && self.kept_memory.as_ref().is_none_or(|kept| kept.is_kept)
     }
 }
 
@@ -351,6 +361,12 @@ impl Rack {
         daemon.process.as_ref().map(|process| process.pid)
     }
 
+    /// The pid of a daemon that runs.
+    pub fn running_pid(&self, name: &str) -> Option<u32> {
+        let daemon = self.state.daemons.iter().find(|daemon| daemon.name == name)?;
+        daemon.process.as_ref().filter(|process| process.is_running()).map(|process| process.pid)
+    }
+
     fn find_daemon(&self, name: &str) -> Result<usize, RackError> {
         let at = self.state.daemons.iter().position(|daemon| daemon.name == name);
         at.ok_or_else(|| RackError::NoDaemon(name.to_owned()))
@@ -424,6 +440,9 @@ impl Rack {
             daemon.node,
         ));
         command.env(readiness::VARIABLE, ready.path()).current_dir(self.directory.path());
+        if let Ok(part) = name.parse::<Part>() {
+            command.env(RESTART_VARIABLE, part.restart(&self.state.spec.name));
+        }
         for (variable, value) in
             [(LOG_VARIABLE, &self.state.log_filter), (LOG_FORMAT_VARIABLE, &self.state.log_format)]
         {

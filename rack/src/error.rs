@@ -50,6 +50,18 @@ pub enum RackError {
     /// BMv2 cannot be started.
     #[error(transparent)]
     Bmv2(#[from] Bmv2Error),
+    /// A part of the servers' memory could not be removed.
+    #[error("cannot {doing} {}: {source}; {remedy}, then `bluebridge rack down` again", path.display())]
+    LeftMemory {
+        /// The failed action.
+        doing: &'static str,
+        /// The file, or the pin of its memory.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+        /// What the user can do.
+        remedy: String,
+    },
     /// A file, mount or process operation failed.
     #[error("cannot {action}: {source}")]
     Io {

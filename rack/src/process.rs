@@ -3,18 +3,20 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
-};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
 use crate::namespace::NamespaceId;
+
+mod end;
+
+use end::End;
 
 /// How long the kernel may take to end a process after SIGKILL.
 const KILL_DEADLINE: Duration = Duration::from_secs(5);
@@ -36,10 +38,14 @@ pub struct ProcessRecord {
 pub enum Stopped {
     /// It had already ended.
     AlreadyGone,
-    /// It ended at SIGTERM.
-    Terminated,
+    /// It ended with an error, or by a fatal signal of its own, such as SIGSEGV.
+    Failed,
     /// It outlived the deadline and was killed.
     Killed,
+    /// Another process had killed it (SIGKILL), such as `kill -9` or the kernel without memory, and it was still ending.
+    KilledByOther,
+    /// It ended at SIGTERM.
+    Terminated,
 }
 
 impl ProcessRecord {
@@ -97,7 +103,9 @@ pub fn stop_all(records: &[ProcessRecord], grace: Duration) -> io::Result<Vec<St
     for record in records {
         let process = record.open().and_then(|process| match process {
             Some(process) => {
-                signal(&process, Signal::TERM).map(|running| running.then_some(process))
+                let was_ending = record.stat().is_some_and(|stat| stat.is_ending);
+                signal(&process, Signal::TERM)
+                    .map(|running| running.then_some((process, was_ending)))
             }
             None => Ok(None),
         });
@@ -109,8 +117,9 @@ pub fn stop_all(records: &[ProcessRecord], grace: Duration) -> io::Result<Vec<St
     let deadline = Instant::now() + grace;
     let mut stopped = Vec::with_capacity(records.len());
     for process in &open {
-        let ended =
-            process.as_ref().map_or(Ok(Stopped::AlreadyGone), |process| end(process, deadline));
+        let ended = process.as_ref().map_or(Ok(Stopped::AlreadyGone), |(process, was_ending)| {
+            end(process, *was_ending, deadline)
+        });
         stopped.push(ended.unwrap_or_else(|error| {
             failure = Some(error);
             Stopped::AlreadyGone
@@ -193,19 +202,36 @@ pub fn lives_in(pid: u32, kind: &str, namespaces: &[NamespaceId]) -> bool {
     NamespaceId::of(format!("/proc/{pid}/ns/{kind}")).is_ok_and(|id| namespaces.contains(&id))
 }
 
-fn end(process: &OwnedFd, deadline: Instant) -> io::Result<Stopped> {
-    if wait_until(process, deadline)? {
-        return Ok(Stopped::Terminated);
+/// Waits for the end of a process that got SIGTERM; `was_ending` if it was ending before.
+fn end(process: &OwnedFd, was_ending: bool, deadline: Instant) -> io::Result<Stopped> {
+    match wait_until(process, deadline)? {
+        Some(end) => Ok(stopped_by(end, was_ending)),
+        None => {
+            signal(process, Signal::KILL)?;
+            await_killed(process)
+        }
     }
-    signal(process, Signal::KILL)?;
-    await_killed(process)
+}
+
+/// What a process's end before SIGKILL says about it.
+fn stopped_by(end: End, was_ending: bool) -> Stopped {
+    const KILL: i32 = Signal::KILL.as_raw();
+    // It ends a process that does not handle it, and a shell says so with its exit code.
+    const TERM: i32 = Signal::TERM.as_raw();
+    const OF_SHELL: i32 = 128 + TERM;
+    match end {
+        End::Unknown if was_ending => Stopped::AlreadyGone,
+        End::Exit(0 | OF_SHELL) | End::Signal(TERM) | End::Unknown => Stopped::Terminated,
+        End::Signal(KILL) => Stopped::KilledByOther,
+        End::Exit(_) | End::Signal(_) => Stopped::Failed,
+    }
 }
 
 fn await_killed(process: &OwnedFd) -> io::Result<Stopped> {
-    if wait_until(process, Instant::now() + KILL_DEADLINE)? {
-        return Ok(Stopped::Killed);
+    match wait_until(process, Instant::now() + KILL_DEADLINE)? {
+        Some(_) => Ok(Stopped::Killed),
+        None => Err(io::Error::new(io::ErrorKind::TimedOut, "a process did not end after SIGKILL")),
     }
-    Err(io::Error::new(io::ErrorKind::TimedOut, "a process did not end after SIGKILL"))
 }
 
 /// Signals; `false` if the process is gone.
@@ -217,18 +243,15 @@ fn signal(process: &OwnedFd, signal: Signal) -> io::Result<bool> {
     }
 }
 
-fn wait_until(process: &OwnedFd, deadline: Instant) -> io::Result<bool> {
+/// How the process ended; `None` if it did not until the deadline.
+fn wait_until(process: &OwnedFd, deadline: Instant) -> io::Result<Option<End>> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let timeout = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
         let mut polled = [PollFd::new(process, PollFlags::IN)];
         match poll(&mut polled, Some(&timeout)) {
-            Ok(0) => return Ok(false),
-            Ok(_) => {
-                // A child of this process is waited for, so that it does not stay as a zombie.
-                let _ = waitid(WaitId::PidFd(process.as_fd()), WaitIdOptions::EXITED);
-                return Ok(true);
-            }
+            Ok(0) => return Ok(None),
+            Ok(_) => return Ok(Some(end::of(process))),
             Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
@@ -246,6 +269,8 @@ struct Stat {
     state: char,
     thread_count: u64,
     start_time: u64,
+    /// Whether its first thread ends, or has to because of SIGKILL.
+    is_ending: bool,
 }
 
 impl Stat {
@@ -263,12 +288,21 @@ impl Stat {
 
 /// The name before the state may contain any character.
 fn parse_stat(stat: &str) -> Option<Stat> {
+    /// `PF_EXITING` of linux/sched.h.
+    const EXITING: u64 = 4;
+    /// The bit of SIGKILL among the pending signals.
+    const KILL: u64 = 1 << (Signal::KILL.as_raw() - 1);
     let (_, fields) = stat.rsplit_once(") ")?;
-    let mut fields = fields.split(' ');
-    let state = fields.next()?.chars().next()?;
-    let thread_count = fields.nth(16)?.parse().ok()?;
-    let start_time = fields.nth(1)?.parse().ok()?;
-    Some(Stat { state, thread_count, start_time })
+    let fields: Vec<&str> = fields.split_whitespace().collect();
+    // The first of them has number 3.
+    let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+    let has = |field, bit| number(field).is_some_and(|bits| bits & bit != 0);
+    Some(Stat {
+        state: fields.first()?.chars().next()?,
+        thread_count: number(20)?,
+        start_time: number(22)?,
+        is_ending: has(9, EXITING) || has(31, KILL),
+    })
 }
 
 #[cfg(test)]
@@ -292,15 +326,30 @@ mod tests {
     #[test]
     fn the_stat_line_is_read_past_a_name_with_brackets() {
         let stat = "7 (a) R (b)) S 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 3 0 4242 1 1";
-        let expected = Stat { state: 'S', thread_count: 3, start_time: 4242 };
+        let expected = Stat { state: 'S', thread_count: 3, start_time: 4242, is_ending: false };
         assert_eq!(parse_stat(stat), Some(expected));
+        let ending = Some(Stat { is_ending: true, ..expected });
+        assert_eq!(parse_stat(&stat.replace("4194560", "4194564")), ending);
+        let signals = |pending: u32| format!("{stat} 0 0 0 0 0 0 {pending}");
+        assert_eq!(parse_stat(&signals(0x4000)), Some(expected), "SIGTERM");
+        assert_eq!(parse_stat(&signals(0x4100)), ending, "SIGKILL, too");
         assert_eq!(parse_stat("7 (a) S 1 2"), None);
         assert_eq!(parse_stat(""), None);
     }
 
+    /// Before Linux 6.15 the kernel may not tell how a process ended.
+    #[test]
+    fn a_process_that_was_ending_before_sigterm_did_not_end_at_it() {
+        assert_eq!(stopped_by(End::Unknown, true), Stopped::AlreadyGone);
+        assert_eq!(stopped_by(End::Unknown, false), Stopped::Terminated);
+        assert_eq!(stopped_by(End::Signal(9), true), Stopped::KilledByOther);
+    }
+
     #[test]
     fn a_process_ends_with_its_last_thread() {
-        let ended = |state, thread_count| Stat { state, thread_count, start_time: 1 }.has_ended();
+        let ended = |state, thread_count| {
+            Stat { state, thread_count, start_time: 1, is_ending: true }.has_ended()
+        };
         assert!(ended('Z', 1) && ended('X', 0));
         assert!(!ended('Z', 2) && !ended('S', 1));
     }

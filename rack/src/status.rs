@@ -1,7 +1,7 @@
 //! The present state of a rack.
 
 use std::net::Ipv6Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,15 +10,16 @@ use serde::Serialize;
 
 use crate::RackError;
 use crate::access;
+use crate::arena;
 use crate::control;
 use crate::controller_report::ControllerReport;
-use crate::daemon::{CONTROLLER, HOSTS, MEMORY_SERVER, SWITCH};
+use crate::daemon::{CONTROLLER, HOSTS, MEMORY_SERVER, Part, SWITCH, arena_of};
 use crate::layout::{Layout, P4RUNTIME, RackPort};
 use crate::links::wanted;
 use crate::network::{Netlink, NetworkError};
 use crate::readiness::KeptMemory;
 use crate::spec::{Node, RackName};
-use crate::state::{Phase, RackState};
+use crate::state::{DaemonRecord, Phase, RackState};
 
 /// A rack and all its parts.
 #[derive(Clone, Debug, Serialize)]
@@ -81,7 +82,7 @@ pub struct DaemonReport {
     pub ready: bool,
     /// Its output.
     pub log: PathBuf,
-    /// Whether the memory of a memory server outlives it, as it reported when it was ready.
+    /// Whether the memory of a memory server outlives it: as it reported when it was ready, if its file is there still.
     pub kept_memory: Option<KeptMemory>,
     /// Whether the next process may go on with its memory.
     #[serde(skip)]
@@ -106,6 +107,8 @@ pub fn look(state: &RackState) -> RackStatus {
             kept_memory: daemon.kept_memory.clone(),
             may_keep_memory: daemon.may_keep_memory(),
         })
+        .zip(&state.daemons)
+        .map(|(report, daemon)| report.with_loss(daemon, &state.spec.name))
         .collect();
     // A daemon that cannot respond is not queried: that would only take time.
     let can_respond = |name: &str| {
@@ -193,6 +196,22 @@ impl LinkReport {
 }
 
 impl DaemonReport {
+    /// What a server reported is not true any more if its file is gone.
+    fn with_loss(mut self, daemon: &DaemonRecord, rack: &RackName) -> Self {
+        // A server that has not reported may be making it.
+        let is_kept = self.kept_memory.as_ref().is_some_and(|kept| kept.is_kept);
+        let file = arena_of(daemon).filter(|_| is_kept).map(Path::new);
+        if let Some((cause, first)) = file.and_then(arena::loss)
+            && let Ok(part) = self.name.parse::<Part>()
+        {
+            let restart = part.restart(rack);
+            self.kept_memory = Some(KeptMemory::lost(format!(
+                "{cause}; {first}`{restart}` gives it new, empty memory"
+            )));
+        }
+        self
+    }
+
     fn problem(&self, rack: &RackName) -> Option<String> {
         let Self { name, .. } = self;
         let part = name.strip_prefix(MEMORY_SERVER).and_then(|it| it.strip_prefix('-'));

@@ -120,7 +120,6 @@ fn clear(
     let looks = if of_another && state.phase == Phase::Building { LOOKS } else { 1 };
     note(stop_others(&state, looks, grace, &mut report.others));
     let arenas = arena::remove(directory.path(), Some(&state));
-    let arenas = arenas.map_err(failed("remove the files of the servers' memory"));
     note(arenas.map(|count| report.arena_count = count));
     if let Some(bpf) = &state.bpf_directory {
         note(namespace::unmount(bpf).map_err(failed("unmount the pinned maps")));
@@ -143,8 +142,7 @@ fn clear(
 
 fn clear_unrecorded(directory: &RackDirectory, grace: Duration) -> Result<TakenDown, RackError> {
     let mut report = take_down_unrecorded(&directory.root(), directory.name(), grace)?;
-    let arenas = arena::remove(directory.path(), None);
-    report.arena_count = arenas.map_err(failed("remove the files of the servers' memory"))?;
+    report.arena_count = arena::remove(directory.path(), None)?;
     directory.remove()?;
     Ok(report)
 }

@@ -2,9 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use bluebridge_memserver::ArenaFileError;
-use bluebridge_memserver::kept::{self, Listed, Place};
+use bluebridge_memserver::kept::{self, Listed, Place, Reader};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
@@ -119,8 +118,8 @@ pub(super) fn run(command: &Arena, global: Global) -> anyhow::Result<Exit> {
 
 fn list(options: &List, global: Global) -> anyhow::Result<Exit> {
     if options.files.is_empty() {
-        let listed = kept::list().context("cannot list the files in memory")?;
-        return print(listed.into_iter().map(Row::from).collect(), Ok(()), global);
+        let (listed, result) = kept::list();
+        return print(listed.into_iter().map(Row::from).collect(), result.map_err(advised), global);
     }
     let files: Vec<_> = options.files.iter().map(|file| kept::place_named(file)).collect();
     let (rows, result) = each(&files, global, Listed::of);
@@ -132,14 +131,14 @@ fn each(
     files: &[PathBuf],
     global: Global,
     look: impl Fn(&Path) -> Result<Listed, ArenaFileError>,
-) -> (Vec<Row>, Result<(), ArenaFileError>) {
+) -> (Vec<Row>, anyhow::Result<()>) {
     let mut first = Ok(());
     let rows = files.iter().map(|file| match look(file) {
         Ok(listed) => Row::from(listed),
         Err(error) => {
-            let words = error.to_string();
+            let words = error.advice(&Reader::Arenas);
             if first.is_ok() {
-                first = Err(error);
+                first = Err(advised(error));
             } else if !global.json {
                 output::complain(&words);
             }
@@ -150,15 +149,19 @@ fn each(
     (rows, first)
 }
 
-fn print(
-    rows: Vec<Row>,
-    result: Result<(), ArenaFileError>,
-    global: Global,
-) -> anyhow::Result<Exit> {
+/// The error with what the user of these commands can do.
+fn advised(error: ArenaFileError) -> anyhow::Error {
+    let words = error.advice(&Reader::Arenas);
+    anyhow::Error::new(error).context(words)
+}
+
+fn print(rows: Vec<Row>, result: anyhow::Result<()>, global: Global) -> anyhow::Result<Exit> {
     if global.json {
         output::json(&rows)?;
     } else if rows.is_empty() {
-        output::text("no memory server left its memory")?;
+        if result.is_ok() {
+            output::text("no memory server left its memory")?;
+        }
     } else {
         let cells: Vec<_> = rows.iter().filter_map(Row::cells).collect();
         if !cells.is_empty() {

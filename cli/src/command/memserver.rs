@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use bluebridge_memserver::direct::{self, NoDirectReads};
-use bluebridge_memserver::kept::{Holder, Kept, Listed, Place};
+use bluebridge_memserver::kept::{Holder, Kept, Listed, Place, Reader};
 use bluebridge_memserver::{
     ArenaFile, ArenaFileError, Claim, DirectInterface, Member, Reservation, ReserveError, Reserved,
     ServerConfig,
@@ -18,7 +18,7 @@ use bluebridge_northbound::{
     Previous, Registration, Role, Token,
 };
 use bluebridge_rack::Cancel;
-use bluebridge_rack::daemon::READY_DEADLINE;
+use bluebridge_rack::daemon::{READY_DEADLINE, RESTART_VARIABLE};
 use bluebridge_rack::network::{
     Netlink,
     host::{FABRIC, HostFabric},
@@ -278,7 +278,12 @@ fn open_carriers(options: &MemoryServer) -> anyhow::Result<Vec<UdpTransport>> {
 }
 
 fn not_answered(reason: &NoDirectReads) -> anyhow::Error {
-    anyhow!("the kernel cannot answer READs: {reason}; or start with --direct-reads auto")
+    let remedy = match reason {
+        NoDirectReads::NotKept => "name a file for it with --arena-file, ",
+        NoDirectReads::InFile => "start with --fresh, which drops the contents, ",
+        _ => "",
+    };
+    anyhow!("the kernel cannot answer READs: {reason}; {remedy}or start with --direct-reads auto")
 }
 
 /// Whether the kernel can answer READs of this server, as far as that can be known before it has memory.
@@ -356,20 +361,23 @@ impl ServerMemory {
         }
         match opened {
             Err(ArenaFileError::GivenUp) => Ok(None),
-            Err(error) if error.is_about_place() => {
+            Err(error) => {
                 let needs_room = matches!(error, ArenaFileError::NoRoom { .. });
                 let no_map = if needs_room { no_map(refusal) } else { None };
+                let words = advice(&error, no_map.as_deref());
                 // Nothing is lost, and its user does not insist.
-                if !is_required && !has_contents && options.direct_reads != DirectChoice::On {
-                    return own(reason_of(&error, no_map.as_deref()));
+                let may_go_on =
+                    !is_required && !has_contents && options.direct_reads != DirectChoice::On;
+                if may_go_on && (error.is_about_place() || error.is_about_name()) {
+                    // Where the memory would be kept does not matter then.
+                    if matches!(refusal, Err(NoDirectReads::Namespace)) {
+                        *refusal = Err(NoDirectReads::NotKept);
+                    }
+                    return own(words);
                 }
-                let error = anyhow::Error::new(error);
-                Err(match no_map {
-                    Some(no_map) => error.context(no_map),
-                    None => error,
-                })
+                Err(anyhow::Error::new(error).context(words))
             }
-            opened => Ok(Some(Self::Kept(opened?))),
+            Ok(kept) => Ok(Some(Self::Kept(kept))),
         }
     }
 
@@ -420,42 +428,56 @@ impl ServerMemory {
         let Assignment { node, generation, token, .. } = *assignment;
         match self {
             Self::Own(reserved, _) => Ok(reserved),
-            Self::Kept(kept) => Ok(kept.assign(Holder { node, generation, token: token.0 })?),
+            Self::Kept(kept) => {
+                let assigned = kept.assign(Holder { node, generation, token: token.0 });
+                assigned.map_err(|error| {
+                    let words = advice(&error, None);
+                    anyhow::Error::new(error).context(words)
+                })
+            }
         }
     }
 }
 
 /// Whether a file may hold contents of an earlier process.
 fn may_hold_contents(path: &Path) -> bool {
-    let is_there = path.symlink_metadata().is_ok();
-    is_there && !Listed::of(path).is_ok_and(|listed| listed.is_arena && listed.holder.is_none())
+    if path.symlink_metadata().is_err() {
+        return false;
+    }
+    match Listed::of(path) {
+        Ok(listed) => !listed.is_arena || listed.holder.is_some(),
+        // Another user may have put it there.
+        Err(ArenaFileError::Foreign { what, .. }) => !what.is_of_others(),
+        Err(_) => true,
+    }
 }
 
 /// Why memory needs room in a file, if its user did not choose that.
 fn no_map(refusal: &Result<(), NoDirectReads>) -> Option<String> {
     match refusal {
         Ok(()) | Err(NoDirectReads::Off) => None,
+        // Without its remedy: that of the file is said, too.
+        Err(NoDirectReads::Map(error)) => {
+            Some(format!("the memory cannot be in the kernel instead of a file ({error})"))
+        }
         Err(refusal) => {
             Some(format!("the memory cannot be in the kernel instead of a file ({refusal})"))
         }
     }
 }
 
-/// Why memory is not kept, in the same words for all servers that share a directory.
-fn reason_of(error: &ArenaFileError, no_map: Option<&str>) -> String {
-    let mut words = match error {
-        ArenaFileError::NoRoom { path, bytes, error } => {
-            let directory = path.parent().unwrap_or(path).display();
-            format!(
-                "{directory} has no room for a file of {bytes} bytes ({error}); free some of it, or use less --memory"
-            )
-        }
-        error => error.to_string(),
-    };
-    if let Some(no_map) = no_map {
-        words = format!("{words}; {no_map}");
-    }
-    words
+/// What is wrong with the memory's file, and what the user of this server can do. If only its directory is wrong, the
+/// words are the same for all servers with files in it.
+fn advice(error: &ArenaFileError, no_map: Option<&str>) -> String {
+    let no_map = no_map.map_or_else(String::new, |no_map| format!(", and {no_map}"));
+    let remedy = error.remedy(&reader()).map_or_else(String::new, |remedy| format!("; {remedy}"));
+    format!("{error}{no_map}{remedy}")
+}
+
+/// Who reads what this server says about its memory.
+fn reader() -> Reader {
+    let restart = std::env::var(RESTART_VARIABLE).ok().filter(|command| !command.is_empty());
+    restart.map_or(Reader::Server, |restart| Reader::Rack { restart })
 }
 
 /// A service manager starts a service again with the same name; a shell does not.
@@ -530,14 +552,16 @@ fn join(
 
 /// Adds what to do with memory whose contents the controller does not accept; it does not know where they are.
 fn with_remedy(error: MembershipError, memory: &ServerMemory) -> anyhow::Error {
-    match memory {
-        ServerMemory::Own(..) => error.into(),
-        ServerMemory::Kept(kept) => anyhow::Error::new(error).context(format!(
-            "the memory in {} cannot be used by this server: start with --fresh, which drops its contents, or choose \
-             another file with --arena-file",
-            kept.path().display()
-        )),
-    }
+    let ServerMemory::Kept(kept) = memory else { return error.into() };
+    let remedy = match reader() {
+        Reader::Rack { restart } => format!("`{restart}` drops them, and the server begins empty"),
+        Reader::Arenas | Reader::Server => {
+            "start with --fresh, which drops them, or name another file with --arena-file"
+                .to_owned()
+        }
+    };
+    let words = format!("{error} (they are in {}); {remedy}", kept.path().display());
+    anyhow::Error::new(error).context(words)
 }
 
 fn config(options: &MemoryServer, assignment: &Assignment) -> anyhow::Result<ServerConfig> {
@@ -558,4 +582,26 @@ fn config(options: &MemoryServer, assignment: &Assignment) -> anyhow::Result<Ser
 /// Session ids drawn from it cannot be guessed.
 fn seed() -> anyhow::Result<u64> {
     OsRng.try_next_u64().context("the system gives no random numbers")
+}
+
+#[cfg(test)]
+mod tests {
+    use bluebridge_memserver::kept::Lack;
+
+    use super::*;
+
+    #[test]
+    fn a_remedy_is_said_once_and_after_the_causes() {
+        let (path, bytes) = ("/dev/shm/arena".into(), 1 << 40);
+        let error = ArenaFileError::NoRoom { path, bytes, lack: Lack::Memory };
+        let no_map = no_map(&Err(NoDirectReads::Map(ErrorKind::OutOfMemory.into())));
+        let said = advice(&error, no_map.as_deref());
+        assert!(said.contains(", and the memory cannot be in the kernel"), "{said}");
+        let (_, remedy) = said.split_once("; ").expect("a remedy");
+        assert_eq!(
+            (remedy.matches(';').count(), said.matches("--memory").count()),
+            (0, 1),
+            "{said}"
+        );
+    }
 }

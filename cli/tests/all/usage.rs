@@ -115,7 +115,8 @@ fn files_that_are_no_arenas_are_shown_as_such_and_stay() {
     let output = call("list", &[]);
     let (code, said) = result_of(&output);
     assert_eq!((code, said.lines().count()), (Some(2), 1), "{said}");
-    assert!(said.contains("cannot open") && said.contains("gone"), "{said}");
+    let missing = format!("there is no file {}; `bluebridge arena list` shows", gone.display());
+    assert!(said.contains(&missing), "{said}");
     let table = stdout(&output);
     assert!(table.contains("not an arena") && table.contains("nothing"), "{table}");
     let listed = call("list", &["--json"]);
@@ -127,7 +128,7 @@ fn files_that_are_no_arenas_are_shown_as_such_and_stay() {
     let (code, said) = result_of(&output);
     let refused = format!("{} is no arena's file", other.display());
     assert!(code == Some(2) && said.contains(&refused), "{code:?}: {said}");
-    assert!(said.contains("cannot open"), "{said}");
+    assert!(said.contains(&missing), "{said}");
     assert_eq!(stdout(&output), format!("{} is gone; 0 MiB are free\n", empty.display()));
     assert!(other.exists() && !empty.exists());
     let output = call("drop", &["--json"]);
@@ -136,6 +137,30 @@ fn files_that_are_no_arenas_are_shown_as_such_and_stay() {
     assert!(rows[0]["error"].as_str().is_some_and(|words| words.contains("no arena's file")));
     assert_eq!(error(&output)["code"], 2);
     std::fs::remove_dir_all(&directory).expect("it is ours");
+}
+
+/// Each names the thing, and what to do.
+#[test]
+fn what_cannot_be_dropped_is_named_with_what_to_do() {
+    let id = "0123456789abcdef0123456789abcdef";
+    for (name, code, cause) in [
+        (id, 2, format!("no map of an arena with the id {id} ")),
+        ("/dev/shm", 2, "/dev/shm is a directory, and no arena's file; ".to_owned()),
+        ("nowhere/x", 2, "there is no file nowhere/x; ".to_owned()),
+        ("/dev/null", 5, "/dev/null is no regular file, and so no arena's; ".to_owned()),
+        ("/etc/passwd", if is_root() { 2 } else { 5 }, "/etc/passwd ".to_owned()),
+    ] {
+        let (found, said) = result_of(&call(&["arena", "drop", name]));
+        assert!(found == Some(code) && said.contains(&cause), "{name}: {found:?}: {said}");
+        let remedies = ["`bluebridge arena list` shows", "where that is mounted", "as that user"];
+        assert_eq!(remedies.iter().filter(|it| said.contains(**it)).count(), 1, "{said}");
+        assert!(!said.contains("--arena-file") && !said.contains("--fresh"), "{said}");
+    }
+    assert!(Path::new("/etc/passwd").exists());
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
 }
 
 /// The text for people is one line as well.

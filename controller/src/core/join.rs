@@ -116,8 +116,7 @@ pub enum JoinError {
     },
     /// The caller's arena is another endpoint's.
     #[error(
-        "the arena's contents are those of {owner} (node {node}), not of {name}; start with the arena of \
-         {name} or the name {owner}, or start with an empty arena"
+        "the contents of the server's memory are those of {owner} (node {node}), not of {name}"
     )]
     ContentsOfOther {
         /// The node.
@@ -129,8 +128,8 @@ pub enum JoinError {
     },
     /// The caller's arena has a token that its node no longer has.
     #[error(
-        "the arena's contents are of node {node} with another token than {name} has now: {name} began empty \
-         since, or they are from another rack; start with an empty arena"
+        "the contents of the server's memory are of node {node} with another token than {name} has now: {name} \
+         began empty since, or they are from another rack"
     )]
     ContentsOfPast {
         /// The node.
@@ -140,8 +139,8 @@ pub enum JoinError {
     },
     /// The caller's arena is of a node that this rack does not have.
     #[error(
-        "the arena's contents are of node {node} and not from this rack, or its controller lost its store; \
-         start with an empty arena, or with the controller that knows them"
+        "the contents of the server's memory are of node {node} and not from this rack, or its controller lost its \
+         store"
     )]
     ContentsUnknown {
         /// The node.
@@ -149,8 +148,8 @@ pub enum JoinError {
     },
     /// The caller's arena has contents that the node no longer has.
     #[error(
-        "the arena's contents are of generation {given} of node {node}, which has had generation \
-         {current} since; they are outdated: start with an empty arena"
+        "the contents of the server's memory are outdated: they are of generation {given} of node {node}, which has \
+         had generation {current} since"
     )]
     OutdatedContents {
         /// The node.

@@ -209,6 +209,22 @@ fn freed_pages_are_quarantined_in_order_until_others_run_short() {
 }
 
 #[test]
+fn the_quarantine_is_not_drained_for_what_cannot_fit_beside_withheld_pages() {
+    let config = ArenaConfig { quarantine_divisor: 1, ..ArenaConfig::default() };
+    let mut arena = Arena::on_heap(&config, 32);
+    let grants: Vec<_> = (0..4).map(|_| arena.create(SPACE, 8).unwrap()).collect();
+    arena.withhold(0..8, true);
+    for grant in &grants[..3] {
+        arena.delete(all(*grant, 8), 8).unwrap();
+    }
+    assert_eq!(arena.create(SPACE, 17), Err(Status::OutOfMemory));
+    assert_eq!(arena.arena_usage().quarantined_pages, 24);
+    // All pages that are not withheld are allocated when they suffice.
+    let grant = arena.create(SPACE, 16).unwrap();
+    assert_eq!(grant.location.page(), 8);
+}
+
+#[test]
 fn new_pages_are_zero_and_their_versions_new() {
     let config = ArenaConfig { quarantine_divisor: 2, ..ArenaConfig::default() };
     let mut arena = Arena::on_heap(&config, 8);
@@ -527,6 +543,7 @@ fn run(capacity: u32, steps: &[Step]) -> Result<(), TestCaseError> {
                     !is_live && !withheld.iter().any(|range| range.contains(page))
                 };
                 let free = (0..u64::from(capacity)).filter(may_be_free).count();
+                let quarantined = arena.arena_usage().quarantined_pages;
                 match arena.create(SPACE, pages) {
                     Ok(grant) => {
                         let first = grant.location.page();
@@ -550,6 +567,9 @@ fn run(capacity: u32, steps: &[Step]) -> Result<(), TestCaseError> {
                         prop_assert_eq!(status, Status::OutOfMemory);
                         // Only a fragmented arena may refuse a number of pages that is free.
                         prop_assert!(free < pages as usize || pages > 1);
+                        // The quarantine is not given up for what cannot fit.
+                        let now = arena.arena_usage().quarantined_pages;
+                        prop_assert!(free >= pages as usize || now == quarantined);
                     }
                 }
             }

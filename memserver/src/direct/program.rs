@@ -56,14 +56,10 @@ pub enum NoDirectReads {
     #[error("the kernel cannot attach programs that end with the process (TCX, Linux 6.6): {0}")]
     Attach(String),
     /// The memory ends with the process.
-    #[error(
-        "the memory ends with the process; it needs a file with --arena-file, and room for that"
-    )]
+    #[error("the memory is not kept: it ends with the process")]
     NotKept,
     /// The contents were made without it.
-    #[error(
-        "the memory was made by a server without it; start with --fresh, which drops the contents"
-    )]
+    #[error("the memory was made by a server without it; a server that begins empty has it")]
     InFile,
     /// It was not wanted.
     #[error("it is turned off")]
@@ -82,7 +78,7 @@ pub enum NoDirectReads {
     /// The memory would not be kept.
     #[error(
         "the BPF file system that this server can mount ends with its mount namespace, and the memory with it; mount \
-         one at /sys/fs/bpf before that namespace is made, or start with --direct-reads on"
+         one at /sys/fs/bpf before that namespace is made"
     )]
     Namespace,
     /// Another way out.

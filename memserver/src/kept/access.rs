@@ -5,14 +5,15 @@ use std::{path::Path, thread, time::Duration};
 use bluebridge_wire::{ArenaGeneration, NodeId};
 use rustix::{
     fd::OwnedFd,
-    fs::{FlockOperation, Mode, OFlags, flock, fstat, open, statfs},
+    fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, lstat, open, statfs},
     io::Errno,
     process::geteuid,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
-    ArenaFileError, Holder,
+    ArenaFileError, Foreign, Holder, Lack,
+    error::directory_of,
     layout::{Header, IN_MAP, MAGIC, STATE_FULL},
 };
 use crate::direct::map;
@@ -26,11 +27,11 @@ const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Opens a file and takes it for this process, until its mapping ends. Another process may remove
 /// the file in between; then there is a new one.
-pub(super) fn take_file(path: &Path, may_create: bool) -> Result<OwnedFd, ArenaFileError> {
+pub(super) fn take_file(path: &Path, purpose: Purpose) -> Result<OwnedFd, ArenaFileError> {
     for _ in 0..LOCK_TRIES {
-        let file = open_file(path, may_create)?;
+        let file = open_file(path, purpose)?;
         lock(path, &file)?;
-        let (own, there) = (fstat(&file), rustix::fs::lstat(path));
+        let (own, there) = (fstat(&file), lstat(path));
         if let (Ok(own), Ok(there)) = (own, there)
             && (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)
         {
@@ -45,38 +46,86 @@ pub(super) fn occupied(stat: &rustix::fs::Stat) -> u64 {
     u64::try_from(stat.st_blocks).unwrap_or(0) * 512
 }
 
-/// Opens a file of this user alone, in memory; makes it if `may_create`.
-pub(super) fn open_file(path: &Path, may_create: bool) -> Result<OwnedFd, ArenaFileError> {
-    let failed = |doing, error: Errno| ArenaFileError::Io {
-        doing,
-        path: path.to_owned(),
-        error: error.into(),
-    };
-    // Before a file is made.
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let system = statfs(parent.unwrap_or(Path::new("."))).map_err(|e| failed("examine", e))?;
-    if system.f_type != TMPFS_MAGIC {
-        return Err(ArenaFileError::OnDisk { path: path.to_owned() });
-    }
-    let create = if may_create { OFlags::CREATE } else { OFlags::empty() };
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | create;
+/// What a file is opened for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Purpose {
+    /// To say what it is, also if it cannot be changed.
+    Look,
+    /// To use it, and to make it if there is none.
+    Make,
+    /// To remove it.
+    Remove,
+}
+
+/// Opens a file of this user alone, in memory.
+pub(super) fn open_file(path: &Path, purpose: Purpose) -> Result<OwnedFd, ArenaFileError> {
     let foreign = |what| Err(ArenaFileError::Foreign { path: path.to_owned(), what });
+    let missing = || ArenaFileError::Missing { path: path.to_owned() };
+    let failed = |doing, error: Errno| match error {
+        Errno::ROFS => ArenaFileError::ReadOnly { path: path.to_owned() },
+        Errno::NOENT if purpose != Purpose::Make => missing(),
+        error => ArenaFileError::Io { doing, path: path.to_owned(), error: error.into() },
+    };
+    // Before it is opened, which may not be allowed, and has an effect on some devices.
+    match lstat(path) {
+        Ok(stat) => {
+            if let Some(what) = foreign_kind(&stat) {
+                return foreign(what);
+            }
+        }
+        Err(Errno::NOENT) if purpose == Purpose::Make => {}
+        Err(error) => return Err(failed("examine", error)),
+    }
+    // Before a file is made.
+    let system = statfs(directory_of(path)).map_err(|error| match error {
+        Errno::NOENT => ArenaFileError::NoDirectory { directory: directory_of(path).to_owned() },
+        error => failed("examine", error),
+    })?;
+    if system.f_type != TMPFS_MAGIC {
+        let path = path.to_owned();
+        return Err(match purpose {
+            Purpose::Make => ArenaFileError::OnDisk { path },
+            Purpose::Look | Purpose::Remove => ArenaFileError::NoArena { path },
+        });
+    }
+    let access = match purpose {
+        Purpose::Look => OFlags::RDONLY,
+        Purpose::Make => OFlags::RDWR | OFlags::CREATE,
+        Purpose::Remove => OFlags::RDWR,
+    };
+    let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = match open(path, flags, Mode::RUSR | Mode::WUSR) {
         Ok(file) => file,
-        Err(Errno::LOOP) => return foreign("it is a symbolic link"),
+        Err(Errno::LOOP) => return foreign(Foreign::Link),
         Err(error) => return Err(failed("open", error)),
     };
     let stat = fstat(&file).map_err(|error| failed("examine", error))?;
-    if !rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file() {
-        return foreign("it is no regular file");
-    }
-    if stat.st_uid != geteuid().as_raw() {
-        return foreign("it belongs to another user");
+    if let Some(what) = foreign_kind(&stat) {
+        return foreign(what);
     }
     if stat.st_mode & 0o077 != 0 {
-        return foreign("other users may open it, which `chmod 600` ends");
+        return foreign(Foreign::OpenToOthers);
     }
     Ok(file)
+}
+
+/// What is no regular file of this user.
+fn foreign_kind(stat: &rustix::fs::Stat) -> Option<Foreign> {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => Some(Foreign::Directory),
+        FileType::Symlink => Some(Foreign::Link),
+        FileType::RegularFile => {
+            (stat.st_uid != geteuid().as_raw()).then_some(Foreign::OfUser(stat.st_uid))
+        }
+        _ => Some(Foreign::NoRegularFile),
+    }
+}
+
+/// What a file system lacks that does not make a file for this error; `None` if it is another one.
+pub(super) fn lack_of_new_file(path: &Path, error: &std::io::Error) -> Option<Lack> {
+    let lack = Lack::of(error)?;
+    let has_no_files = statfs(directory_of(path)).is_ok_and(|it| it.f_files > 0 && it.f_ffree == 0);
+    Some(if lack == Lack::Room && has_no_files { Lack::Files } else { lack })
 }
 
 /// Takes an open file for this process. `bluebridge arena list` has it for a moment.

@@ -18,10 +18,10 @@ use rustix::{
 };
 
 use super::{
-    ArenaFileError, ShardMemory,
+    ArenaFileError, Lack, ShardMemory,
     access::{
-        arena_header, check_visible, contents_of, is_copy, map_bytes, occupied, shape, take_file,
-        write_header,
+        Purpose, arena_header, check_visible, contents_of, is_copy, lack_of_new_file, map_bytes,
+        occupied, open_file, shape, take_file, write_header,
     },
     layout::{
         Cut, Header, IN_FILE, IN_MAP, Layout, MAGIC, Mapped, SPACES_MAX, STATE_EMPTY, STATE_FULL,
@@ -121,11 +121,12 @@ impl ArenaFile {
         progress: impl FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Kept, ArenaFileError> {
         let layout = self.layout()?;
-        let file = take_file(&self.path, true).map_err(|error| match error {
-            ArenaFileError::Io { error, .. } if is_full(&error) => {
-                self.no_room(self.needed(&layout), error)
+        let file = take_file(&self.path, Purpose::Make).map_err(|error| match &error {
+            ArenaFileError::Io { error: source, .. } => {
+                let lack = lack_of_new_file(&self.path, source);
+                lack.map_or(error, |lack| self.no_room(self.needed(&layout), lack))
             }
-            error => error,
+            _ => error,
         })?;
         let earlier = arena_header(&self.path, &file)?;
         if let Some(header) = &earlier {
@@ -186,7 +187,7 @@ impl ArenaFile {
                 there.copy_from_slice(&id);
             } else if *there != id {
                 // Before anything in it is changed: it may be in use.
-                return Err(self.gone("its memory is another arena's"));
+                return Err(self.damaged("its memory is another arena's"));
             }
             map::note_file(&mut tables, &self.path);
             let pages = Windows::new(again(&map)?, &layout.pages_range(), again(&file)?);
@@ -231,6 +232,51 @@ impl ArenaFile {
         Ok(Kept { unassigned, path, header, shards, bytes: page_bytes, direct })
     }
 
+    /// Whether a server of the same sizes could take over what a file holds, as far as that can be seen while another
+    /// process uses it: its header and its map, but nothing that changes. Returns whose contents they are; `None` if it
+    /// holds nothing.
+    ///
+    /// # Errors
+    /// [`ArenaFileError`].
+    pub fn check(path: &Path) -> Result<Option<Holder>, ArenaFileError> {
+        let file = open_file(path, Purpose::Look)?;
+        let Some(header) = arena_header(path, &file)? else { return Ok(None) };
+        let spaces = header.spaces.iter().take(header.space_count.into());
+        let same = Self {
+            path: path.to_owned(),
+            bytes: header.shard_bytes.saturating_mul(header.shard_count.into()),
+            shard_count: header.shard_count,
+            spaces: spaces.copied().map(Space).collect(),
+            claim: Claim::OnDemand,
+            is_fresh: false,
+            is_direct: header.backing == IN_MAP,
+        };
+        // A header that is damaged or of another version may have any sizes.
+        same.check_header(&header)?;
+        let layout = same.layout().map_err(|error| same.damaged(&error.to_string()))?;
+        let Some(held) = same.held(&file, &layout)? else { return Ok(None) };
+        let stat = fstat(&file).map_err(|error| same.failed("examine", error.into()))?;
+        check_visible(path, &held, &stat)?;
+        if held.backing == IN_MAP {
+            let map = same.held_map(&held.id, layout.file_bytes())?;
+            let first = memory::map_kept(map, PAGE_BYTES, None);
+            let first = first.map_err(|error| same.failed("map", error.into()))?;
+            if first[ARENA_ID_AT..][..held.id.len()] != held.id {
+                return Err(same.damaged("its memory is another arena's"));
+            }
+        }
+        Ok(contents_of(&held))
+    }
+
+    /// Refuses a header that no server of this version wrote.
+    fn check_header(&self, header: &Header) -> Result<(), ArenaFileError> {
+        if header.version != VERSION {
+            let path = self.path.clone();
+            return Err(ArenaFileError::OtherVersion { path, found: header.version });
+        }
+        header.damage().map_or(Ok(()), |what| Err(self.damaged(what)))
+    }
+
     /// Whether an arena without contents is to be in another place than it is.
     const fn is_to_be_remade(&self, header: &Header) -> bool {
         header.state == STATE_EMPTY && self.is_direct != (header.backing == IN_MAP)
@@ -240,10 +286,10 @@ impl ArenaFile {
     fn held_map(&self, id: &[u8; 16], bytes: usize) -> Result<OwnedFd, ArenaFileError> {
         let found = map::open(id, bytes);
         let found = found.map_err(|error| self.failed("open the BPF map of", error))?;
-        found.ok_or_else(|| self.gone("its memory, a BPF map, is gone"))
+        found.ok_or_else(|| self.damaged("its memory, a BPF map, is gone"))
     }
 
-    fn gone(&self, what: &str) -> ArenaFileError {
+    fn damaged(&self, what: &str) -> ArenaFileError {
         ArenaFileError::Damaged { path: self.path.clone(), what: what.to_owned() }
     }
 
@@ -278,16 +324,8 @@ impl ArenaFile {
         if header.state == STATE_NEW || self.is_fresh {
             return Ok(None);
         }
-        if header.version != VERSION {
-            return Err(ArenaFileError::OtherVersion { path: path(), found: header.version });
-        }
-        let damaged = |what: &str| {
-            let what = what.to_owned();
-            Err(ArenaFileError::Damaged { path: path(), what })
-        };
-        if let Some(what) = header.damage() {
-            return damaged(what);
-        }
+        self.check_header(&header)?;
+        let damaged = |what: &str| Err(self.damaged(what));
         let (found, wanted) = (shape(&header), shape(&self.new_header(layout)));
         if found != wanted {
             return Err(ArenaFileError::OtherShape { path: path(), found, wanted });
@@ -334,10 +372,8 @@ impl ArenaFile {
             return Err(self.no_map(total, io::ErrorKind::OutOfMemory.into()));
         }
         if available.min(free) < total {
-            let lacks_memory = available < total;
-            let kind =
-                if lacks_memory { io::ErrorKind::OutOfMemory } else { io::ErrorKind::StorageFull };
-            return Err(self.no_room(total, kind.into()));
+            let lack = if available < total { Lack::Memory } else { Lack::Room };
+            return Err(self.no_room(total, lack));
         }
         Ok(())
     }
@@ -348,8 +384,17 @@ impl ArenaFile {
         bytes as u64
     }
 
-    fn no_room(&self, bytes: u64, error: io::Error) -> ArenaFileError {
-        ArenaFileError::NoRoom { path: self.path.clone(), bytes, error: error.kind().into() }
+    fn no_room(&self, bytes: u64, lack: Lack) -> ArenaFileError {
+        ArenaFileError::NoRoom { path: self.path.clone(), bytes, lack }
+    }
+
+    /// The error of giving the file so many bytes.
+    fn not_given(&self, doing: &'static str, bytes: u64, error: Errno) -> ArenaFileError {
+        let error = error.into();
+        match Lack::of(&error) {
+            Some(lack) => self.no_room(bytes, lack),
+            None => self.failed(doing, error),
+        }
     }
 
     fn no_map(&self, bytes: u64, error: io::Error) -> ArenaFileError {
@@ -373,10 +418,7 @@ impl ArenaFile {
         let resized = ftruncate(file, 0)
             .and_then(|()| write_header(file, &header))
             .and_then(|()| ftruncate(file, length));
-        resized.map_err(|error| match io::Error::from(error) {
-            error if is_full(&error) => self.no_room(length, error),
-            error => self.failed("resize", error),
-        })?;
+        resized.map_err(|error| self.not_given("resize", length, error))?;
         if self.is_direct {
             self.allocate(file, 0..PAGE_BYTES, PAGE_BYTES, |_, _| ControlFlow::Continue(()))?;
             let map = wait_for_map(&id, bytes, || progress(0, total))?;
@@ -408,12 +450,7 @@ impl ArenaFile {
                 match fallocate(file, FallocateFlags::empty(), from, length) {
                     Ok(()) => break,
                     Err(Errno::INTR) => {}
-                    Err(error) => {
-                        return Err(match io::Error::from(error) {
-                            error if is_full(&error) => self.no_room(total, error),
-                            error => self.failed("allocate", error),
-                        });
-                    }
+                    Err(error) => return Err(self.not_given("allocate", total, error)),
                 }
             }
             if progress(end as u64, total).is_break() {
@@ -512,12 +549,6 @@ impl Kept {
             direct: self.direct,
         })
     }
-}
-
-/// Whether a file system has no room, or the system no memory for it.
-fn is_full(error: &io::Error) -> bool {
-    use io::ErrorKind::{OutOfMemory, QuotaExceeded, StorageFull};
-    matches!(error.kind(), OutOfMemory | QuotaExceeded | StorageFull)
 }
 
 /// How often progress is reported while the kernel makes a map.

@@ -14,9 +14,10 @@ use rustix::{
 use super::{
     ArenaFileError, Holder,
     access::{
-        arena_header, check_visible, contents_of, is_copy, map_bytes, occupied, open_file,
+        Purpose, arena_header, check_visible, contents_of, is_copy, map_bytes, occupied, open_file,
         read_header, take_file,
     },
+    error::directory_of,
     file::{DIRECTORY, PREFIX},
     layout::IN_MAP,
 };
@@ -62,11 +63,21 @@ pub struct Listed {
 /// elsewhere, and maps without a file.
 ///
 /// # Errors
-/// The system's error.
-pub fn list() -> io::Result<Vec<Listed>> {
+/// [`ArenaFileError`] if a part of them cannot be listed; what is found besides is there nevertheless.
+pub fn list() -> (Vec<Listed>, Result<(), ArenaFileError>) {
     let mut found = Vec::new();
-    for entry in fs::read_dir(DIRECTORY)? {
-        let entry = entry?;
+    let files = list_files(&mut found);
+    let maps = list_maps(&mut found);
+    (found, files.and(maps))
+}
+
+fn list_files(found: &mut Vec<Listed>) -> Result<(), ArenaFileError> {
+    let directory = Path::new(DIRECTORY);
+    let entries = fs::read_dir(directory).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => ArenaFileError::NoDirectory { directory: directory.to_owned() },
+        _ => ArenaFileError::Io { doing: "list", path: directory.to_owned(), error },
+    })?;
+    for entry in entries.flatten() {
         if entry.file_name().to_string_lossy().starts_with(PREFIX)
             && let Ok(listed) = Listed::of(&entry.path())
         {
@@ -74,9 +85,18 @@ pub fn list() -> io::Result<Vec<Listed>> {
         }
     }
     found.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+    Ok(())
+}
+
+/// Adds what is in a BPF map and not among the files.
+fn list_maps(found: &mut Vec<Listed>) -> Result<(), ArenaFileError> {
     let in_map = found.iter().filter(|listed| listed.place == Place::InMap);
     let mut known: Vec<_> = in_map.filter_map(|listed| listed.id).collect();
-    for pin in bpf_fs::arena_pins()? {
+    let pins = bpf_fs::arena_pins().map_err(|error| {
+        let path = bpf_fs::arena_pin(&[0; 16]);
+        ArenaFileError::Io { doing: "list", path: directory_of(&path).to_owned(), error }
+    })?;
+    for pin in pins {
         let map = match map::pinned(&pin) {
             Ok(Some(map)) if !known.contains(&map.id) => map,
             // It may be removed meanwhile.
@@ -90,7 +110,7 @@ pub fn list() -> io::Result<Vec<Listed>> {
         known.push(map.id);
         found.push(Listed::of_map(pin, map));
     }
-    Ok(found)
+    Ok(())
 }
 
 /// The file of this name, or where the map of the arena with this id is pinned.
@@ -132,7 +152,7 @@ impl Listed {
         if bpf_fs::arena_of_pin(path).is_some() {
             return Self::of_pin(path);
         }
-        let file = open_file(path, false)?;
+        let file = open_file(path, Purpose::Look)?;
         let failed = |error: Errno| ArenaFileError::Io {
             doing: "read",
             path: path.to_owned(),
@@ -168,9 +188,17 @@ impl Listed {
 
     fn of_pin(pin: &Path) -> Result<Self, ArenaFileError> {
         let failed = |error| ArenaFileError::Io { doing: "open", path: pin.to_owned(), error };
-        let map = map::pinned(pin).map_err(failed)?;
-        let map = map.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
-        Ok(Self::of_map(pin.to_owned(), map))
+        match map::pinned(pin).map_err(failed)? {
+            Some(map) => Ok(Self::of_map(pin.to_owned(), map)),
+            None if pin.symlink_metadata().is_ok() => {
+                Err(ArenaFileError::NoArena { path: pin.to_owned() })
+            }
+            None => {
+                let id = bpf_fs::arena_of_pin(pin).map(u128::from_be_bytes).unwrap_or_default();
+                let may_be_hidden = bpf_fs::may_hide_pins();
+                Err(ArenaFileError::UnknownId { id: format!("{id:032x}"), may_be_hidden })
+            }
+        }
     }
 
     /// Removes the file, and with it the contents. A copy of a file whose arena is in a map has none. Of a map that no
@@ -182,7 +210,7 @@ impl Listed {
         if let Some(id) = bpf_fs::arena_of_pin(path) {
             return Self::drop_map(path, &id);
         }
-        let file = take_file(path, false)?;
+        let file = take_file(path, Purpose::Remove)?;
         let failed = |doing, error| ArenaFileError::Io { doing, path: path.to_owned(), error };
         let stat = fstat(&file).map_err(|error| failed("examine", error.into()))?;
         let header = arena_header(path, &file)?;
@@ -196,7 +224,8 @@ impl Listed {
     fn drop_map(pin: &Path, id: &[u8; 16]) -> Result<(), ArenaFileError> {
         let alone = Self::of_pin(pin)?;
         let failed = |doing, error| ArenaFileError::Io { doing, path: pin.to_owned(), error };
-        let listed = list().map_err(|error| failed("look for the file of", error))?;
+        // A directory that cannot be listed has no file of it.
+        let (listed, _) = list();
         let is_its = |listed: &&Self| listed.place == Place::InMap && listed.id == Some(*id);
         if let Some(of_file) = listed.iter().find(is_its) {
             return Err(ArenaFileError::OfFile {

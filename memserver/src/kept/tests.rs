@@ -10,7 +10,7 @@ use std::{
 use bluebridge_wire::{ArenaGeneration, NodeId, Space};
 use zerocopy::IntoBytes;
 
-use super::{ArenaFile, ArenaFileError, Holder, Kept, Listed, PageRecord};
+use super::{ArenaFile, ArenaFileError, Foreign, Holder, Kept, Lack, Listed, PageRecord, Reader};
 use crate::Claim;
 
 /// A directory in memory that is removed at the end.
@@ -44,6 +44,26 @@ impl Drop for Directory {
 
 fn open(file: &ArenaFile) -> Result<Kept, ArenaFileError> {
     file.open(|_, _| ControlFlow::Continue(()))
+}
+
+/// The command that a rack's user can give.
+const RESTART: &str = "bluebridge rack restart s1 --rack r";
+
+/// A remedy is said once, after the cause, and is what its reader can do: `server` of who started the server, and
+/// `rack` of the user of a rack, who gave no option of a server.
+#[track_caller]
+fn assert_remedies(error: &ArenaFileError, server: &str, rack: &[&str]) {
+    let cause = error.to_string();
+    assert!(!cause.contains("--") && !cause.contains(';'), "{cause}");
+    let of_server = error.advice(&Reader::Server);
+    assert!(of_server.starts_with(&cause) && of_server.contains(server), "{of_server}");
+    assert!(!of_server.contains(RESTART), "{of_server}");
+    let in_rack = error.advice(&Reader::Rack { restart: RESTART.to_owned() });
+    assert!(in_rack.starts_with(&cause), "{in_rack}");
+    assert!(rack.iter().all(|words| in_rack.matches(words).count() == 1), "{in_rack}");
+    for option in ["--fresh", "--arena-file", "--direct-reads", "--shards"] {
+        assert!(!in_rack.contains(option), "{in_rack}");
+    }
 }
 
 fn holder(node: u16, generation: u16) -> Holder {
@@ -126,7 +146,8 @@ fn damaged_contents_are_refused_when_the_file_is_opened() {
         };
         let words = error.to_string();
         assert!(matches!(error, ArenaFileError::Damaged { .. }), "{words}");
-        assert!(!what.is_empty() && words.contains(what) && words.contains("--fresh"), "{words}");
+        assert!(!what.is_empty() && words.contains(what), "{words}");
+        assert_remedies(&error, "--fresh", &[RESTART]);
         assert!(fs::read(&file.path).unwrap() == image, "it stays as it is");
     }
 }
@@ -142,8 +163,9 @@ fn a_header_that_no_server_wrote_is_damaged_and_not_another_shape() {
         let mut image = whole.clone();
         image[at..at + length].fill(0xa5);
         fs::write(&file.path, &image).unwrap();
-        let error = open(&file).unwrap_err();
-        assert!(matches!(error, ArenaFileError::Damaged { .. }), "{at}: {error}");
+        for error in [open(&file).unwrap_err(), ArenaFile::check(&file.path).unwrap_err()] {
+            assert!(matches!(error, ArenaFileError::Damaged { .. }), "{at}: {error}");
+        }
         assert!(fs::read(&file.path).unwrap() == image, "it stays as it is");
     }
     Listed::drop_file(&file.path).unwrap();
@@ -184,7 +206,7 @@ fn another_shape_is_refused_and_unchanged() {
     ] {
         let error = open(&other).unwrap_err();
         assert!(matches!(error, ArenaFileError::OtherShape { .. }), "{error}");
-        assert!(error.to_string().contains("--fresh"), "{error}");
+        assert_remedies(&error, "--fresh", &[RESTART]);
     }
     assert_eq!(open(&file).unwrap().holder(), Some(holder(3, 5)));
     let fresh = ArenaFile { bytes: 2 << 20, is_fresh: true, ..file };
@@ -222,8 +244,8 @@ fn files_of_others_and_files_on_a_disk_are_refused() {
 #[test]
 fn a_file_that_cannot_be_dropped_is_described_without_options_of_a_server() {
     let directory = Directory::new("dropped");
-    let [fifo, link, other, open_to_all] =
-        ["fifo", "link", "other", "open"].map(|name| directory.0.join(name));
+    let [fifo, link, other, open_to_all, missing] =
+        ["fifo", "link", "other", "open", "missing"].map(|name| directory.0.join(name));
     rustix::fs::mknodat(
         rustix::fs::CWD,
         &fifo,
@@ -241,12 +263,23 @@ fn a_file_that_cannot_be_dropped_is_described_without_options_of_a_server() {
         (&fifo, "no regular file"),
         (&link, "a symbolic link"),
         (&other, "no arena's file"),
-        (&open_to_all, "other users may open it, which `chmod 600` ends"),
+        (&open_to_all, "may be opened by other users; `chmod 600 "),
+        (&missing, "there is no file "),
+        (&directory.0, "is a directory"),
     ] {
-        let said = Listed::drop_file(path).unwrap_err().to_string();
-        assert!(said.contains(what) && said.contains("name another"), "{said}");
+        let error = Listed::drop_file(path).unwrap_err();
+        let said = error.advice(&Reader::Arenas);
+        assert!(said.contains(what) && said.contains(&path.display().to_string()), "{said}");
+        assert!(said.contains("chmod") || said.contains("`bluebridge arena list`"), "{said}");
         assert!(!said.contains("--"), "{said}");
-        assert!(path.symlink_metadata().is_ok(), "it stays");
+        assert_eq!(path.symlink_metadata().is_ok(), *path != missing, "it stays");
+        assert_eq!(
+            Listed::of(path).err().map(|error| error.to_string()),
+            match what {
+                "no arena's file" => None,
+                _ => Some(error.to_string()),
+            }
+        );
     }
 }
 
@@ -260,7 +293,9 @@ fn a_file_of_another_version_is_refused_as_such() {
     fs::write(&file.path, &image).unwrap();
     let error = open(&file).unwrap_err();
     assert!(matches!(error, ArenaFileError::OtherVersion { found: 2, .. }), "{error}");
-    assert!(error.to_string().contains("--fresh"), "{error}");
+    assert_remedies(&error, "--fresh", &[RESTART]);
+    let checked = ArenaFile::check(&file.path).unwrap_err();
+    assert!(matches!(checked, ArenaFileError::OtherVersion { found: 2, .. }), "{checked}");
     assert!(open(&ArenaFile { is_fresh: true, ..file }).is_ok());
 }
 
@@ -305,6 +340,71 @@ fn a_file_without_room_is_refused() {
     // Far more than any machine has: that must be known before anything is allocated.
     let file = ArenaFile { bytes: 1 << 47, shard_count: 256, ..directory.file() };
     let error = open(&file).unwrap_err();
-    assert!(matches!(error, ArenaFileError::NoRoom { .. }), "{error}");
+    let is_memory = matches!(error, ArenaFileError::NoRoom { lack: Lack::Memory, .. });
+    assert!(is_memory, "{error}");
+    assert_remedies(&error, "use less --memory", &["rack with less --memory"]);
     assert!(!file.path.exists(), "it takes no memory");
+}
+
+/// No user can do something against the want of a page, or of an inode, with a smaller arena.
+#[test]
+fn less_memory_is_a_remedy_only_if_it_helps() {
+    let error = |lack, bytes| ArenaFileError::NoRoom { path: "/dev/shm/x".into(), bytes, lack };
+    for lack in [Lack::Files, Lack::Memory, Lack::Quota, Lack::Room] {
+        let small = error(lack, 4096);
+        assert_remedies(&small, "", &["`bluebridge rack restart`"]);
+        for reader in [Reader::Server, Reader::Rack { restart: RESTART.to_owned() }] {
+            let helps = lack != Lack::Files;
+            assert!(!small.advice(&reader).contains("--memory"), "{lack:?}");
+            assert_eq!(error(lack, 1 << 24).advice(&reader).contains("--memory"), helps);
+        }
+    }
+    assert!(error(Lack::Files, 1 << 24).to_string().contains("its inodes are used up"));
+}
+
+#[test]
+fn a_directory_that_is_missing_is_named_with_what_to_do() {
+    let directory = Directory::new("gone");
+    let file = ArenaFile { path: directory.0.join("none/arena"), ..directory.file() };
+    let error = open(&file).unwrap_err();
+    assert!(matches!(error, ArenaFileError::NoDirectory { .. }), "{error}");
+    let gone = ArenaFileError::NoDirectory { directory: "/dev/shm".into() };
+    assert_remedies(&gone, "--arena-file", &["mount -t tmpfs", "`bluebridge rack restart`"]);
+    let read_only = ArenaFileError::ReadOnly { path: "/dev/shm/arena".into() };
+    assert_remedies(
+        &read_only,
+        "remount,rw /dev/shm",
+        &["remount,rw /dev/shm", "`bluebridge rack restart`"],
+    );
+    let on_disk = ArenaFileError::OnDisk { path: "/dev/shm/arena".into() };
+    assert_remedies(
+        &on_disk,
+        "on a tmpfs with --arena-file",
+        &["mount -t tmpfs", "`bluebridge rack restart`"],
+    );
+    for what in [Foreign::Link, Foreign::OfUser(7), Foreign::Directory, Foreign::NoRegularFile] {
+        let squatted = ArenaFileError::Foreign { path: "/dev/shm/arena".into(), what };
+        assert_remedies(&squatted, "--arena-file", &["/dev/shm/arena`", "`rm ", RESTART]);
+    }
+}
+
+/// As far as that can be seen while a server uses it.
+#[test]
+fn a_file_in_use_is_checked_without_its_lock() {
+    let directory = Directory::new("checked");
+    let file = directory.file();
+    let missing = ArenaFile::check(&file.path).unwrap_err();
+    assert!(matches!(missing, ArenaFileError::Missing { .. }), "{missing}");
+    let kept = open(&file).unwrap();
+    assert_eq!(ArenaFile::check(&file.path).unwrap(), None);
+    let used = kept.assign(holder(3, 5)).unwrap();
+    assert_eq!(ArenaFile::check(&file.path).unwrap(), Some(holder(3, 5)));
+    let length = fs::metadata(&file.path).unwrap().len();
+    let resized = fs::File::options().write(true).open(&file.path).unwrap();
+    resized.set_len(length + 4096).unwrap();
+    let error = ArenaFile::check(&file.path).unwrap_err();
+    assert!(error.to_string().contains("it has another length"), "{error}");
+    resized.set_len(length).unwrap();
+    assert_eq!(ArenaFile::check(&file.path).unwrap(), Some(holder(3, 5)));
+    drop(used);
 }

@@ -1,15 +1,13 @@
 //! `bluebridge rack restart|kill`: one daemon of a rack.
 
-use std::io::ErrorKind;
 use std::path::Path;
 
 use anyhow::Context;
-use bluebridge_memserver::ArenaFileError;
 use bluebridge_memserver::kept::{Listed, Place};
+use bluebridge_memserver::{ArenaFile, ArenaFileError};
 use bluebridge_rack::daemon::{FRESH, Part, READY_DEADLINE};
 use bluebridge_rack::process::Stopped;
 use bluebridge_rack::readiness::KeptMemory;
-use bluebridge_rack::spec::RackName;
 use bluebridge_rack::state::StateRoot;
 use bluebridge_rack::{Cancel, GRACE, Rack};
 use clap::Args;
@@ -62,7 +60,7 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
     let reported = rack.kept_memory(&name)?.filter(|kept| !kept.is_kept).cloned();
     // A server that runs is not stopped before the next one is known to find its memory.
     let found = match (&reported, rack.arena_file(&name)?) {
-        (None, Some(file)) => find_memory(file),
+        (None, Some(file)) => find_memory(file, rack.running_pid(&name)),
         _ => Ok(()),
     };
     let has_file = rack.arena_file(&name)?.is_some();
@@ -77,9 +75,14 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
                 Some(format!("is lost: {reason}"))
             }
             (None, Err(NotFound { reason, is_lost: false })) => {
+                let runs = match rack.running_pid(&name) {
+                    Some(_) => "it was not stopped; ",
+                    None => "",
+                };
+                let restart = part.restart(&chosen);
                 let words = format!(
-                    "{part} could not go on with its memory: {reason}; it was not stopped, and a restart without \
-                     --keep drops the memory"
+                    "{part} could not go on with its memory: {reason}; {runs}`{restart}`, without --keep, drops the \
+                     memory"
                 );
                 return Err(UsageError(words).into());
             }
@@ -100,12 +103,17 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
     rack.restart_daemon(&program, &name, more, options.deadline.0)?;
     let pid = rack.pid(&name);
     if global.json {
-        output::json(&json!({ "rack": chosen, "daemon": name, "was": was, "pid": pid }))?;
+        let memory = is_server.then_some(if options.keep { "kept" } else { "empty" });
+        output::json(
+            &json!({ "rack": chosen, "daemon": name, "was": was, "pid": pid, "memory": memory }),
+        )?;
     } else {
         let pid = pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
         let was = match was {
             Stopped::AlreadyGone => "it was not running",
+            Stopped::Failed => "it ended with an error first, which its log may show",
             Stopped::Killed => "it did not end at SIGTERM and was killed first",
+            Stopped::KilledByOther => "another process had killed it (SIGKILL)",
             Stopped::Terminated => "it ended normally first",
         };
         let dropped = match is_kept && !options.keep {
@@ -124,13 +132,12 @@ struct NotFound {
     is_lost: bool,
 }
 
-/// Whether the next process of a server finds its memory with this file, as far as that can be seen before.
-fn find_memory(file: &Path) -> Result<(), NotFound> {
+/// Whether the next process of a server finds its memory with this file, as far as that can be seen while a process
+/// uses it: the server with this pid, if it runs.
+fn find_memory(file: &Path, server: Option<u32>) -> Result<(), NotFound> {
     let shown = file.display();
     let (reason, is_lost) = match Listed::of(file) {
-        Err(ArenaFileError::Io { error, .. }) if error.kind() == ErrorKind::NotFound => {
-            (format!("{shown} is gone"), false)
-        }
+        Err(ArenaFileError::Missing { .. }) => (format!("{shown} is gone"), false),
         Err(error) => (error.to_string(), false),
         Ok(listed) if !listed.is_arena => (format!("{shown} is no arena's file any more"), false),
         Ok(listed) => match listed.place {
@@ -139,7 +146,14 @@ fn find_memory(file: &Path) -> Result<(), NotFound> {
                 (ArenaFileError::NotVisible { path: file.into() }.to_string(), false)
             }
             Place::OfOriginal => (format!("{shown} was replaced by a copy"), false),
-            Place::InFile | Place::InMap | Place::InMapAlone => return Ok(()),
+            Place::InFile | Place::InMap | Place::InMapAlone => match ArenaFile::check(file) {
+                Err(error) => (error.to_string(), false),
+                Ok(None) => (format!("{shown} holds nothing"), false),
+                Ok(Some(_)) if server.is_some() && listed.process != server => {
+                    (format!("{shown} is not the file that the server uses"), false)
+                }
+                Ok(Some(_)) => return Ok(()),
+            },
         },
     };
     Err(NotFound { reason, is_lost })
@@ -160,7 +174,7 @@ pub(super) fn kill(options: &Kill, global: Global) -> anyhow::Result<Exit> {
             Stopped::AlreadyGone => format!("{name} was not running"),
             _ => {
                 let keep = if may_keep { " --keep" } else { "" };
-                let restart = restart_of(&chosen, *part);
+                let restart = part.restart(&chosen);
                 format!("{name} was killed; `{restart}{keep}` starts it again")
             }
         })?;
@@ -168,13 +182,9 @@ pub(super) fn kill(options: &Kill, global: Global) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// The command that starts a daemon again, for a rack of any name.
-fn restart_of(rack: &RackName, part: Part) -> String {
-    format!("bluebridge rack restart {part} --rack {rack}")
-}
-
 #[cfg(test)]
 mod tests {
+    use bluebridge_rack::spec::RackName;
     use clap::Parser;
 
     use super::*;
@@ -189,7 +199,7 @@ mod tests {
     fn the_command_that_is_named_starts_the_same_part_of_the_same_rack() {
         let rack: RackName = "other".parse().expect("a name");
         let part: Part = "s2".parse().expect("a part");
-        let words = restart_of(&rack, part);
+        let words = part.restart(&rack);
         let arguments = words.strip_prefix("bluebridge rack ").expect("a command of ours");
         let line = Line::try_parse_from(arguments.split(' ')).expect("well formed");
         assert_eq!(line.restart.kill.named.rack, Some(rack));

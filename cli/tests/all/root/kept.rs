@@ -1,6 +1,7 @@
 //! Memory that outlives memory servers.
 
 use std::io::{Seek, SeekFrom, Write};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use bluebridge_testkit::{Scratch, own, require_root};
@@ -39,13 +40,17 @@ fn a_server_that_was_killed_comes_back_with_its_memory() {
     assert_eq!(read(), "kept");
     // Also when it ends in order, as for an upgrade, and what is written then is kept too.
     rack.text(&[&["write", &pointer, "anew"], &on_rack[..]].concat());
-    rack.text(&["rack", "restart", "s1", "--keep"]);
+    let kept = rack.json(&["rack", "restart", "s1", "--keep"]);
+    assert_eq!(kept["memory"], "kept", "{kept}");
     assert_eq!(read(), "anew");
     let (code, said) = rack.failure(&["rack", "restart", "controller", "--keep"]);
     assert!(code == Some(2) && said.contains("memory server"), "{code:?}: {said}");
     let (code, said) = rack.failure(&["rack", "restart", "s9", "--keep"]);
     assert!(code == Some(2) && said.contains("has no daemon memserver-s9"), "{code:?}: {said}");
-    rack.text(&["rack", "restart", "s1"]);
+    let emptied = rack.json(&["rack", "restart", "s1"]);
+    assert_eq!(emptied["memory"], "empty", "{emptied}");
+    let other = rack.json(&["rack", "restart", "hosts"]);
+    assert_eq!(other["memory"], Value::Null, "{other}");
     let gone = [&["read", &pointer, "--length", "4"], &on_rack[..]].concat();
     let (code, said) = rack.failure(&gone);
     assert!(code == Some(3), "{code:?}: {said}");
@@ -86,12 +91,14 @@ fn a_server_refuses_memory_that_is_not_its_own() {
     let (code, said) = rack.failure(&["rack", "restart", "s1", "--keep"]);
     assert_ne!(code, Some(0), "{said}");
     let log = rack.text(&["rack", "logs", "s1", "--rack", &rack.name]);
-    assert!(
-        log.contains("the arena's contents are those of s2") && log.contains("not of s1"),
-        "{log}"
-    );
-    assert!(log.contains("start with an empty arena"), "{log}");
-    assert!(log.contains(&path(first)) && log.contains("start with --fresh"), "{log}");
+    // The cause, and then what the user of a rack can do, who gave no option of a server.
+    let restart = format!("`bluebridge rack restart s1 --rack {}`", rack.name);
+    let refused = log.lines().find(|line| line.contains("the server's memory are those of s2"));
+    let refused = refused.unwrap_or_else(|| panic!("{log}"));
+    let (cause, remedy) = refused.split_once("; ").expect("a cause and a remedy");
+    assert!(cause.contains("not of s1") && cause.contains(&path(first)), "{refused}");
+    assert!(remedy.starts_with(&restart) && remedy.contains("begins empty"), "{refused}");
+    assert!(!refused.contains("--fresh") && !refused.contains("--arena-file"), "{refused}");
     rack.text(&["rack", "restart", "s1"]);
 }
 
@@ -118,6 +125,8 @@ fn a_server_with_damaged_memory_does_not_join() {
     file.write_all(&[0xff; 512]).expect("there is room");
     let (code, said) = rack.failure(&["rack", "restart", "s1", "--keep"]);
     assert!(code != Some(0) && said.contains("the record of its last change"), "{said}");
+    let restart = format!("`bluebridge rack restart s1 --rack {}`", rack.name);
+    assert!(said.contains(&restart) && !said.contains("--fresh"), "{said}");
     assert_eq!(incarnation(), before);
     rack.text(&["rack", "restart", "s1"]);
     assert_eq!(incarnation(), before + 1);
@@ -321,11 +330,7 @@ fn a_server_says_why_its_memory_cannot_be_kept() {
     let file = "--arena-file /dev/shm/arena";
     for (setup, serve, words) in [
         // A file that its user asked for is an error.
-        (
-            "",
-            format!("{file} --direct-reads off"),
-            "there is no room for them: no storage space; free some",
-        ),
+        ("", format!("{file} --direct-reads off"), "/dev/shm has no room for a file of 1"),
         (
             "",
             format!("{file} --direct-reads off --kept-memory auto"),
@@ -333,8 +338,34 @@ fn a_server_says_why_its_memory_cannot_be_kept() {
         ),
         (
             "seq 1 2000000 > /dev/shm/full || true\n",
+            format!("{file} --direct-reads on"),
+            "/dev/shm has no room for a file of 4096 bytes; free some of it, or name a file elsewhere",
+        ),
+        (
+            "mount -o remount,nr_inodes=1 /dev/shm\n",
             file.to_owned(),
-            "arena needs 4096 bytes, and there is no room",
+            "/dev/shm has no room for another file: its inodes are used up; remove files there",
+        ),
+        (
+            "mount -o remount,ro /dev/shm\n",
+            file.to_owned(),
+            "/dev/shm is on a read-only file system; make it writable (`mount -o remount,rw /dev/shm`)",
+        ),
+        (
+            "mount -t ramfs ramfs /dev/shm\n",
+            file.to_owned(),
+            "/dev/shm is not on a file system in memory (tmpfs); every change would be written to a disk: name a file \
+             on a tmpfs with --arena-file",
+        ),
+        (
+            "mkdir /dev/shm/arena\n",
+            format!("{file} --fresh"),
+            "/dev/shm/arena is a directory, and no arena's file; name another file with --arena-file",
+        ),
+        (
+            "",
+            "--arena-file /dev/shm/none/arena".to_owned(),
+            "there is no directory /dev/shm/none; name a file in another one",
         ),
         (
             "mount -t bpf bpf /sys/fs/bpf\nmount -o remount,ro /sys/fs/bpf\n",
@@ -367,6 +398,201 @@ fn a_server_says_why_its_memory_cannot_be_kept() {
             String::from_utf8_lossy(&output.stderr)
         );
     }
+}
+
+/// Every user can give a file or a link that name. The rack comes up nevertheless.
+#[test]
+fn a_foreign_file_of_a_servers_name_is_named_and_the_rack_comes_up() {
+    let printed = of_rack_in_small_memory(
+        "kept-foreign",
+        "",
+        "F=$(\"$BB\" arena list --json | sed -n 's/.*\"file\": \"\\(.*-s1\\)\".*/\\1/p')\n\
+         again() { \"$BB\" rack up --name $RACK --servers 2 --clients 1 --memory 16M --json; }\n\
+         squatted() {\n\
+           \"$BB\" rack status > text\n\
+           grep -qF \"The memory of s1 ends with the process: $F $1; remove it\" text\n\
+           grep -qF \"$F\\`), then \\`bluebridge rack restart s1 --rack $RACK\\`\" text\n\
+           if grep -qe '--fresh\\|--arena-file' text; then exit 1; fi\n\
+         }\n\
+         \"$BB\" rack down --name $RACK >&2\n\
+         test ! -e $F; ln -s /dev/null $F\n\
+         again\n\
+         squatted 'is a symbolic link, and no arena'\\''s file'\n\
+         \"$BB\" rack down --name $RACK >&2\n\
+         test -L $F; rm $F; (umask 077; echo other > $F)\n\
+         again\n\
+         squatted 'is no arena'\\''s file'\n\
+         grep -q other $F\n\
+         \"$BB\" rack restart s1 --keep 2> text && exit 1\n\
+         grep -q 'is no arena.s file; .*restart it without --keep' text\n\
+         rm $F\n\
+         \"$BB\" rack restart s1 --json\n\
+         \"$BB\" rack status --json\n",
+    );
+    let [_, link, other, restarted, status] = printed.as_slice() else { panic!("{printed:?}") };
+    for (status, is_kept) in [(link, false), (other, false), (status, true)] {
+        let kept = kept_of_servers(status);
+        assert_eq!((&kept[0]["is_kept"], &kept[1]["is_kept"]), (&is_kept.into(), &true.into()));
+    }
+    assert_eq!(restarted["memory"], "empty", "{restarted}");
+}
+
+/// What is printed names the place and what to do there.
+#[test]
+fn a_dev_shm_that_is_read_only_or_missing_is_named_with_what_to_do() {
+    let printed = of_rack_in_small_memory(
+        "kept-read-only",
+        "",
+        "F=$(\"$BB\" arena list --json | sed -n 's/.*\"file\": \"\\(.*-s1\\)\".*/\\1/p')\n\
+         \"$BB\" rack kill s1 >&2\n\
+         \"$BB\" rack kill s2 >&2\n\
+         mount -o remount,ro /dev/shm\n\
+         \"$BB\" arena list --json\n\
+         \"$BB\" arena drop $F 2> text && exit 1\n\
+         grep -q '/dev/shm is on a read-only file system; make it writable (.mount -o remount,rw /dev/shm.)' text\n\
+         \"$BB\" rack down --name $RACK 2> text && exit 1\n\
+         grep -q \"cannot remove $F: Read-only file system.*remount,rw /dev/shm.), then .bluebridge rack down\" text\n\
+         mount -o remount,rw /dev/shm\n",
+    );
+    let [_, listed] = printed.as_slice() else { panic!("{printed:?}") };
+    let rows = listed.as_array().expect("a list");
+    assert!(rows.len() == 2 && rows.iter().all(|row| row["node"].is_number()), "{listed}");
+
+    // A /dev without it, in the script's own mount namespace.
+    let script = "mkdir dev; for it in null zero urandom random; do touch dev/$it; mount --bind /dev/$it dev/$it; done\n\
+                  mount --rbind dev /dev; test ! -e /dev/shm\n\
+                  trap '\"$BB\" rack down --name $RACK' EXIT\n\
+                  \"$BB\" arena list 2> text && exit 1\n\
+                  grep -q 'there is no directory /dev/shm; mount a tmpfs there (.mkdir /dev/shm ' text\n\
+                  \"$BB\" rack up --name $RACK --servers 2 --clients 1 --memory 16M --no-direct-reads > text\n\
+                  grep -q 'The memory of s1, s2 ends with the process: there is no directory /dev/shm; mount a' text\n";
+    let output = in_small_memory("kept-missing", "4m", script);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}{said}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// A mount namespace matters only to memory that is kept.
+#[test]
+fn memory_that_is_not_kept_has_no_direct_reads_for_that_reason() {
+    let script = "trap '\"$BB\" rack down --name $RACK >&2' EXIT\n\
+                  \"$BB\" rack up --name $RACK --servers 1 --clients 1 --memory 16M > text\n\
+                  for i in $(seq 100); do\n\
+                    \"$BB\" rack status --json > status\n\
+                    if grep -q '\"refusal\": \"' status; then break; fi\n\
+                    sleep 0.2\n\
+                  done\n\
+                  cat status\n";
+    let script = format!("unshare --mount sh -ec '{}'; exit $?", script.replace('\'', "'\\''"));
+    let output = in_small_memory("kept-reason", "4m", &script);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let status: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let refusal = &status["controller"]["nodes"][0]["direct_reads"]["refusal"];
+    assert_eq!(refusal, "the memory is not kept: it ends with the process", "{status}");
+    let kept = kept_of_servers(&status).pop().expect("a server");
+    let reason = kept["reason"].as_str().expect("a reason");
+    assert!(reason.starts_with("/dev/shm has no room for a file of 1"), "{reason}");
+}
+
+/// Something else among the pins hides no arena, and a BPF file system that is read-only matters only if something is
+/// pinned there.
+#[test]
+fn what_others_did_to_the_bpf_file_system_hides_and_keeps_nothing() {
+    let printed = of_rack_in_small_memory(
+        "kept-pins",
+        "",
+        "P=/sys/fs/bpf/bluebridge-arenas/0123456789abcdef0123456789abcdef\n\
+         mkdir $P\n\
+         \"$BB\" arena list --json\n\
+         \"$BB\" arena list > text\n\
+         grep -q \" $P .*not an arena\" text\n\
+         \"$BB\" arena drop 0123456789abcdef0123456789abcdef 2> text && exit 1\n\
+         grep -q \"$P.*rm -r $P\" text\n\
+         rmdir $P\n\
+         \"$BB\" arena drop 0123456789abcdef0123456789abcdef 2> text && exit 1\n\
+         grep -q 'with the id 0123456789abcdef0123456789abcdef .*; .bluebridge arena list. shows' text\n",
+    );
+    let [_, listed] = printed.as_slice() else { panic!("{printed:?}") };
+    let rows = listed.as_array().expect("a list").iter();
+    let arenas: Vec<_> =
+        rows.map(|row| row["is_arena"].as_bool().expect("it can be read")).collect();
+    assert_eq!(arenas, [true, true, false], "{listed}");
+
+    let script = "mount -t bpf bpf /sys/fs/bpf\n\
+                  \"$BB\" rack up --name $RACK --servers 1 --clients 1 --memory 16M --no-direct-reads --switch soft\n\
+                  \"$BB\" arena list | grep -q 'MiB'\n\
+                  mount -o remount,ro /sys/fs/bpf\n\
+                  \"$BB\" rack down --name $RACK || { mount -o remount,rw /sys/fs/bpf; \"$BB\" rack down; exit 1; }\n\
+                  \"$BB\" arena list | grep -q 'no memory server left'\n";
+    let output = in_small_memory("kept-pins-ro", "64m", script);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}{said}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// What can be seen from outside: the header, and that it is the file that the server uses.
+#[test]
+fn a_server_whose_file_the_next_one_would_refuse_is_not_stopped() {
+    let options = ["--memory", "16M", "--servers", "1", "--no-direct-reads"];
+    let rack = TestRack::up("cmd-kept-healthy", &options);
+    let server = || {
+        let status = rack.json(&["rack", "status"]);
+        let daemons = status["daemons"].as_array().expect("a list").clone();
+        daemons.into_iter().find(|it| it["name"] == "memserver-s1").expect("it was started")
+    };
+    let before = server();
+    let listed = files(&rack);
+    let path = Path::new(listed[0]["file"].as_str().expect("a path"));
+    let write = |at, bytes: &[u8]| {
+        let mut file = std::fs::File::options().write(true).open(path).expect("it is ours");
+        file.seek(SeekFrom::Start(at)).expect("it is longer");
+        file.write_all(bytes).expect("there is room");
+    };
+    let refused = |words: &str| {
+        let (code, said) = rack.failure(&["rack", "restart", "s1", "--keep"]);
+        assert!(code == Some(2) && said.contains(words), "{code:?}: {said}");
+        assert!(said.contains("it was not stopped"), "{said}");
+        assert!(said.contains(&format!("`bluebridge rack restart s1 --rack {}`", rack.name)));
+        assert!(!said.contains("--fresh") && !said.contains("--arena-file"), "{said}");
+        let after = server();
+        assert_eq!((&after["pid"], &after["running"]), (&before["pid"], &true.into()), "{after}");
+    };
+    let image = std::fs::read(path).expect("it is ours");
+    // The version, and the number of shards.
+    for (at, words) in [(8, "of another version"), (24, "its number or size of shards cannot be")] {
+        write(at, &[0xa5; 2]);
+        refused(words);
+        let whole = usize::try_from(at).expect("small");
+        write(at, &image[whole..whole + 2]);
+    }
+    // Status says what has become of the file, and so does the command that kills a server.
+    let aside = path.with_file_name(format!("aside-{}", rack.name));
+    let kept = |is_kept: bool, words: &str| {
+        let kept = server()["kept_memory"].clone();
+        assert_eq!(kept["is_kept"], is_kept, "{kept}");
+        assert!(is_kept || kept["reason"].as_str().expect("why").contains(words), "{kept}");
+        let shown = rack.text(&["rack", "status"]);
+        assert_eq!(shown.contains("The memory of s1 ends with the process"), !is_kept, "{shown}");
+    };
+    std::fs::rename(path, &aside).expect("it is ours");
+    kept(false, "is gone; `bluebridge rack restart s1");
+    refused("is gone");
+    std::os::unix::fs::symlink(&aside, path).expect("it is gone");
+    kept(false, "something else is in the place of its file");
+    std::fs::remove_file(path).expect("it is ours");
+    // The same contents, but not the file that the server has open.
+    std::fs::write(path, &image).expect("there is room");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(path, mode).expect("it is ours");
+    kept(false, "a copy");
+    refused("is not the file that the server uses");
+    std::fs::rename(&aside, path).expect("it is ours");
+    kept(true, "");
+    std::fs::rename(path, &aside).expect("it is ours");
+    let killed = rack.text(&["rack", "kill", "s1"]);
+    assert!(!killed.contains("--keep"), "{killed}");
+    std::fs::rename(&aside, path).expect("it is ours");
+    let restarted = rack.json(&["rack", "restart", "s1", "--keep"]);
+    assert_eq!(restarted["memory"], "kept", "{restarted}");
 }
 
 /// `ip netns exec` mounts another /sys, and so hides the BPF file system.

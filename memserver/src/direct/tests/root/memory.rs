@@ -14,7 +14,7 @@ use super::rig::{File, PAGES, SERVER, SHARDS, SPACE};
 use crate::{
     Arena, ArenaConfig, ArenaFile,
     direct::map::{self, Lent},
-    kept::{self, Holder, Listed, Place},
+    kept::{self, Holder, Listed, Place, Reader},
     memory::Windows,
 };
 
@@ -62,7 +62,7 @@ fn a_map_outlives_its_process_and_is_dropped_with_its_file() {
     // Another map cannot take its place, and none cannot, either; nothing of it is changed.
     let pin = pins(&file.0).pop().expect("it is pinned");
     fs::remove_file(&pin).unwrap();
-    let gone = open(file.options()).unwrap_err().to_string();
+    let gone = open(file.options()).unwrap_err().advice(&Reader::Server);
     assert!(gone.contains("is gone") && gone.contains("--fresh"), "{gone}");
     let other = map::create(&[1; 16], usize::try_from(listed.bytes).unwrap()).unwrap();
     map::pin(&other, &pin).unwrap();
@@ -94,12 +94,12 @@ fn maps_are_listed_and_dropped_with_and_without_their_files() {
     let id = used.direct.as_ref().unwrap().id;
     let pin = bluebridge_bpf::fs::arena_pin(&id);
     let look = || {
-        let found = kept::list().unwrap().into_iter().find(|listed| listed.id == Some(id));
+        let found = kept::list().0.into_iter().find(|listed| listed.id == Some(id));
         found.map(|listed| (listed.path, listed.place))
     };
     let path = fs::canonicalize(&file.0).unwrap();
     assert_eq!(look(), Some((path.clone(), Place::InMap)));
-    let refused = Listed::drop_file(&pin).unwrap_err().to_string();
+    let refused = Listed::drop_file(&pin).unwrap_err().advice(&Reader::Arenas);
     assert!(refused.contains("drop that file instead") && pin.exists(), "{refused}");
     drop(used);
     // A copy is not the file.
@@ -163,7 +163,7 @@ fn a_copy_of_a_file_has_no_memory() {
     let pinned = pins(&file.0);
     assert_eq!(pinned.len(), 1);
     make_copy();
-    let refused = open(copy.options()).unwrap_err().to_string();
+    let refused = open(copy.options()).unwrap_err().advice(&Reader::Server);
     assert!(refused.contains("is a copy") && refused.contains("--fresh"), "{refused}");
     assert_eq!(Listed::of(&copy.0).unwrap().bytes, PAGE_BYTES as u64);
     Listed::drop_file(&copy.0).unwrap();
