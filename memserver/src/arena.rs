@@ -9,6 +9,8 @@ mod colour;
 mod crash_tests;
 mod frames;
 mod lines;
+#[cfg(test)]
+mod lines_tests;
 mod pages;
 #[cfg(test)]
 mod tests;
@@ -98,7 +100,8 @@ struct FreedExtent {
 pub struct ArenaUsage {
     /// Pages in all.
     pub capacity_pages: u64,
-    /// Pages that can be allocated: capacity less used and retired pages.
+    /// Pages that can be allocated: capacity less used and retired pages, and less those for which no own address is
+    /// left because lines moved away.
     pub free_pages: u64,
     /// Free pages in quarantine; they are allocated again when the others run short.
     pub quarantined_pages: u64,
@@ -277,7 +280,7 @@ impl Arena {
                 number += page.link as usize;
                 continue;
             }
-            if self.pages.place(number).is_none() {
+            if !self.may_be_free(number) {
                 number += 1;
                 continue;
             }
@@ -301,9 +304,8 @@ impl Arena {
     fn release_run(&mut self, first: usize, end: usize) -> usize {
         let is_usable = self.palette.is_usable(self.pages.state(first).colour());
         let is_same = |number: usize| {
-            let page = self.pages.state(number);
-            let is_free = page.role() == Use::None && self.pages.place(number).is_some();
-            is_free && self.palette.is_usable(page.colour()) == is_usable
+            let colour = self.pages.state(number).colour();
+            self.may_be_free(number) && self.palette.is_usable(colour) == is_usable
         };
         let end = (first..end).find(|number| !is_same(*number)).unwrap_or(end);
         let (start, pages) = (narrow(first), narrow(end - first));
@@ -314,6 +316,14 @@ impl Arena {
             self.retired_pages += pages;
         }
         end
+    }
+
+    /// Whether an own page is in no allocation, has memory, and its line is here: of a line that is on its way home, the
+    /// giver may still be the server.
+    fn may_be_free(&self, number: usize) -> bool {
+        self.pages.state(number).role() == Use::None
+            && self.pages.place(number).is_some()
+            && self.pages.is_here(number / LINE_PAGES)
     }
 
     /// Own pages that have memory, or had it.
@@ -336,7 +346,7 @@ impl Arena {
         let free_pages = u64::from(self.free_pages());
         let retired_pages = u64::from(self.retired_pages);
         let withheld_pages = u64::from(self.withheld_pages);
-        let unused = free_pages + retired_pages + withheld_pages;
+        let unused = free_pages + retired_pages + withheld_pages + self.unreachable_pages();
         let used_pages = capacity_pages.saturating_sub(unused);
         ArenaUsage {
             capacity_pages,
@@ -389,7 +399,15 @@ impl Arena {
     /// Pages that can be allocated.
     fn free_pages(&self) -> u32 {
         let backed = self.free.free_pages() + self.quarantined_pages + self.renewed_pages;
-        backed + self.places.spare_frames() * narrow(LINE_PAGES)
+        let lines = self.places.spare_frames().min(self.places.unbacked_lines());
+        backed + lines * narrow(LINE_PAGES)
+    }
+
+    /// Pages of memory that is nobody's, and for which there is no own line: all addresses are used, by lines that are
+    /// elsewhere. Only lines of other servers can have it.
+    fn unreachable_pages(&self) -> u64 {
+        let lines = self.places.spare_frames().saturating_sub(self.places.unbacked_lines());
+        u64::from(lines) * LINE_PAGES as u64
     }
 
     /// Zeroes up to `budget` pages in quarantine and returns how many. Later writes then need not
@@ -485,6 +503,10 @@ impl Arena {
     fn extent_of(&self, access: Access, pages: u32) -> Result<(usize, u32), Status> {
         self.check(access)?;
         let start = self.index(access.location.page()).ok_or(Status::OutOfRange)?;
+        if start >= self.pages.own().len() {
+            // The allocation is another server's; the rest of it may be anywhere.
+            return Err(Status::NoAuthority);
+        }
         let page = self.pages.state(start);
         let length = page.link;
         if page.role() != Use::Head || !access.location.is_page_aligned() {

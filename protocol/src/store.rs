@@ -9,7 +9,8 @@ use bluebridge_wire::{ArenaGeneration, Location, NodeId, Space, Status, Tag};
 use crate::direct::Shared;
 
 pub use lines::{
-    ADOPTED_PAGES_FROM, Allowance, HomeLine, Line, LineStore, Placed, StageError, Taken,
+    ADOPTED_PAGES_FROM, Allowance, HomeLine, Line, LineStore, Placed, SHARD_PAGES_MAX, StageError,
+    Taken,
 };
 
 /// The result of an allocation: where it begins, and its colour, which is the location's generation

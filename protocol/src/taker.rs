@@ -16,10 +16,13 @@ use crate::{
     Timestamp,
     requester::{Buffers, Completion, Failure, Migration, Operation, Output, Requester},
     responder::Responder,
-    store::{HomeLine, LineStore, PageStore, Placed, Taken},
+    store::{HomeLine, LineStore, PageStore, Placed, SHARD_PAGES_MAX, Taken},
 };
 
 const LINE: u64 = LINE_PAGES as u64;
+
+/// Pages that locations name.
+const LOCATION_PAGES: u64 = 1 << 36;
 
 /// Lines that are on their way at once.
 const WINDOW: usize = 8;
@@ -98,8 +101,8 @@ impl Order {
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OrderError {
-    /// The range does not consist of whole lines, or is too long.
-    #[error("a range consists of one or more whole lines of 8 pages, and of less than 2^32 lines")]
+    /// The range does not consist of whole lines, or is no range of a shard.
+    #[error("a range consists of one or more whole lines of 8 pages, all of one shard")]
     Range,
     /// There is not enough memory; free some, or migrate less.
     #[error("{0} lines of 32 KiB are to come, and there is no memory for as many")]
@@ -244,7 +247,7 @@ impl Taker {
     ) -> Result<Self, OrderError> {
         let Range { start, end } = order.pages;
         let is_whole = start.is_multiple_of(LINE) && end.is_multiple_of(LINE);
-        if start >= end || !is_whole || (end - start) / LINE >= u64::from(u32::MAX) {
+        if start >= end || !is_whole || end > LOCATION_PAGES || end - start > SHARD_PAGES_MAX {
             return Err(OrderError::Range);
         }
         let is_home = own_node == order.home;

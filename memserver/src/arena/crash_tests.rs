@@ -7,12 +7,23 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use bluebridge_protocol::store::{Allowance, HomeLine, Placed, StageError, Taken};
+use bluebridge_wire::{
+    LinePage, Tag,
+    address::LINE_BYTES,
+    line::{LineRecord, PageContents, Part},
+};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::*;
 use crate::{
     ArenaFile, Claim,
-    kept::{Holder, Kept, PageRecord, redo, stores::log},
+    kept::{
+        Holder, Kept, PageRecord,
+        lines::{ALLOWANCES, AllowanceRecord, Floors, LineEntry},
+        redo,
+        stores::log,
+    },
 };
 
 const SPACE: Space = Space(7);
@@ -318,16 +329,30 @@ fn a_damaged_file_is_refused_or_harmless() {
         Player { random, live: Vec::new(), given: HashSet::new(), fences: BTreeMap::new() };
     log::begin();
     (0..200).for_each(|_| player.step(&mut arena));
+    let mut lines_player = LinesPlayer::new(7);
+    (0..200).for_each(|_| lines_player.step(&mut arena));
     drop(arena);
     let whole = fs::read(&file.0).expect("it is there");
     let (redo, states) = file.options().layout().expect("it fits").places_of(0);
+    // Floors, allowances, frames and lines come before the states, each in a page.
+    let lines = [
+        (4, size_of::<Floors>()),
+        (3, 4 * size_of::<AllowanceRecord>()),
+        (2, 9 * size_of::<u32>()),
+        (1, 9 * size_of::<LineEntry>()),
+    ];
+    assert!(ALLOWANCES * size_of::<AllowanceRecord>() <= PAGE_BYTES);
     let (mut refused, mut used) = (0, 0);
     for _ in 0..4000 {
         let mut image = whole.clone();
         for _ in 0..player.random.random_range(1..4) {
-            let at = match player.random.random_range(0..3) {
+            let at = match player.random.random_range(0..4) {
                 0 => player.random.random_range(0..256),
                 1 => redo + player.random.random_range(0..512),
+                2 => {
+                    let (back, bytes) = lines[player.random.random_range(0..lines.len())];
+                    states - back * PAGE_BYTES + player.random.random_range(0..bytes)
+                }
                 _ => {
                     states + player.random.random_range(0..PAGES as usize * size_of::<PageRecord>())
                 }
@@ -356,6 +381,7 @@ fn a_damaged_file_is_refused_or_harmless() {
             given: HashSet::new(),
             fences: BTreeMap::new(),
         };
+        let _ = lines_state(&arena);
         (0..30).for_each(|_| more.step(&mut arena));
     }
     println!("{refused} refused, {used} used");
@@ -371,4 +397,425 @@ fn a_process_may_be_killed_after_any_store_and_the_next_one_too() {
     }
     println!("{cuts} cuts, {takeover_cuts} of them in a process that takes over");
     assert!(cuts > 5_000 && takeover_cuts > 5_000, "only {cuts} and {takeover_cuts} cuts");
+}
+
+/// The home of the lines that come from elsewhere.
+const ELSEWHERE: NodeId = NodeId(30);
+const LINE: u64 = LINE_PAGES as u64;
+
+/// What a server has of lines, and what it knows of migrations.
+#[derive(Clone, Debug, PartialEq)]
+struct LinesState {
+    placed: Vec<(u64, Placed)>,
+    /// By page: the part, link, colour and space of used pages, and the contents and the version if it is the server's to
+    /// know them.
+    pages: BTreeMap<u64, PageState>,
+    allowances: Vec<(Allowance, bool)>,
+}
+
+type PageState = (u8, u32, u32, u16, Option<(Vec<u8>, u64)>);
+
+fn lines_state(arena: &Arena) -> LinesState {
+    let (mut placed, mut allowances, mut pages) = (Vec::new(), Vec::new(), BTreeMap::new());
+    arena.placed(&mut |page, line| placed.push((page, line)));
+    arena.allowances(&mut |allowance, is_open| allowances.push((allowance.clone(), is_open)));
+    for number in 0..arena.pages.states().len() {
+        let line = number / LINE_PAGES;
+        let state = arena.pages.entry(line).state;
+        let is_place = !arena.pages.is_own(line);
+        let is_here = state != LineEntry::GIVEN && !(is_place && state == LineEntry::DEFAULT);
+        let page = *arena.pages.state(number);
+        if page.role() == Use::None || is_place && !is_here {
+            continue;
+        }
+        let at = arena.page_at(number);
+        let contents = is_here.then(|| (arena.read(at, 0..PAGE_BYTES).to_vec(), page.version()));
+        pages.insert(at, (page.part, page.link, page.colour, page.space, contents));
+    }
+    LinesState { placed, pages, allowances }
+}
+
+/// Pages of memory that are used.
+fn used_pages(arena: &Arena) -> u64 {
+    let sizes = *arena.pages.sizes();
+    let used = |line: usize| {
+        let state = arena.pages.entry(line).state;
+        let pages = arena.pages.states()[frames::pages_of(line)].iter();
+        match state {
+            LineEntry::STAGED | LineEntry::ADOPTED => LINE_PAGES,
+            LineEntry::DEFAULT if arena.pages.is_own(line) => {
+                pages.filter(|page| page.role() != Use::None).count()
+            }
+            _ => 0,
+        }
+    };
+    (0..sizes.lines()).map(used).sum::<usize>() as u64
+}
+
+/// Something that a server does with lines, and with their pages.
+struct LinesPlayer {
+    random: StdRng,
+    live: Vec<(Access, u32)>,
+    given: HashSet<(u64, u16, u8)>,
+    /// What own lines had when they were given away.
+    records: BTreeMap<u64, LineRecord>,
+    /// Places and own lines that are reserved, and the name of the line that comes.
+    reserved: Vec<(u64, HomeLine)>,
+    migrations: u64,
+    epochs: u64,
+    counts: BTreeMap<&'static str, usize>,
+}
+
+impl LinesPlayer {
+    fn new(seed: u64) -> Self {
+        Self {
+            random: StdRng::seed_from_u64(seed),
+            live: Vec::new(),
+            given: HashSet::new(),
+            records: BTreeMap::new(),
+            reserved: Vec::new(),
+            migrations: 0,
+            epochs: 0,
+            counts: BTreeMap::new(),
+        }
+    }
+
+    fn pick<T: Clone>(&mut self, from: &[T]) -> Option<T> {
+        let at = self.random.random_range(0..from.len().max(1));
+        from.get(at).cloned()
+    }
+
+    fn bytes(&mut self) -> Vec<u8> {
+        vec![self.random.random::<u8>() | 1; LINE_BYTES]
+    }
+
+    /// A line of the other server, with new contents.
+    fn foreign(&mut self) -> LineRecord {
+        let mut record = LineRecord::default();
+        let version = self.random.random_range(5..50);
+        for (at, page) in record.iter_mut().enumerate().take(6) {
+            let part = if at == 0 {
+                Part::First { pages: 6 }
+            } else {
+                Part::Further { distance: at as u32 }
+            };
+            let contents = if at == 3 { PageContents::Zeros } else { PageContents::Written };
+            let colour = Some((generation(40), Tag(9)));
+            *page =
+                LinePage { version, part, colour, space: OTHER, contents, ..LinePage::default() };
+        }
+        record
+    }
+
+    fn lines(arena: &Arena, is_it: impl Fn(usize) -> bool) -> Vec<u64> {
+        let lines = 0..arena.pages.sizes().lines();
+        lines.filter(|line| is_it(*line)).map(|line| arena.page_at(line * LINE_PAGES)).collect()
+    }
+
+    fn step(&mut self, arena: &mut Arena) {
+        let state = |arena: &Arena, line: usize| arena.pages.entry(line).state;
+        let name = match self.random.random_range(0..100) {
+            0..12 => {
+                let pages = self.random.random_range(1..=9);
+                if let Ok(grant) = arena.create(SPACE, pages) {
+                    let Grant { location, tag } = grant;
+                    for page in location.page()..location.page() + u64::from(pages) {
+                        let colour = (page, location.generation().number(), tag.0);
+                        assert!(self.given.insert(colour), "{colour:?} was given out twice");
+                    }
+                    arena.complete(location);
+                    self.live
+                        .push((Access { location, length_bytes: 1, tag, space: SPACE }, pages));
+                }
+                "create"
+            }
+            12..20 => {
+                let is_here = |page: u64| arena.pages.is_here(page as usize / LINE_PAGES);
+                let here: Vec<_> = (0..self.live.len())
+                    .filter(|at| {
+                        let (access, pages) = self.live[*at];
+                        let first = access.location.page();
+                        (first..first + u64::from(pages)).all(is_here)
+                    })
+                    .collect();
+                if let Some(at) = self.pick(&here) {
+                    let (access, pages) = self.live.swap_remove(at);
+                    assert_eq!(arena.delete(access, pages), Ok(pages));
+                }
+                "delete"
+            }
+            20..32 => {
+                let here = lines_state(arena);
+                let is_staged = |page: u64| {
+                    let line = arena.index(page).expect("it is its page") / LINE_PAGES;
+                    state(arena, line) == LineEntry::STAGED
+                };
+                let pages = here
+                    .pages
+                    .iter()
+                    .filter(|(page, (.., contents))| contents.is_some() && !is_staged(**page));
+                let pages: Vec<_> = pages.map(|(page, _)| *page).collect();
+                if let Some(page) = self.pick(&pages) {
+                    let start = self.random.random_range(0..PAGE_BYTES);
+                    let data = [self.random.random::<u8>() | 1; PAGE_BYTES];
+                    arena.write(page, start, &data[start..]);
+                }
+                "write"
+            }
+            32..42 => {
+                let here = Self::lines(arena, |line| {
+                    let is_used =
+                        state(arena, line) == LineEntry::DEFAULT && arena.pages.is_own(line);
+                    let is_whole = arena.line(arena.page_at(line * LINE_PAGES)).is_some();
+                    (is_used || state(arena, line) == LineEntry::ADOPTED) && is_whole
+                });
+                if let Some(page) = self.pick(&here) {
+                    self.records.insert(page, arena.line(page).expect("it is whole").pages);
+                    arena.withhold(page..page + LINE, true);
+                    arena.give(page);
+                }
+                "give"
+            }
+            42..52 => {
+                let given = Self::lines(arena, |line| state(arena, line) == LineEntry::GIVEN);
+                let reserved = |page: &u64| self.reserved.iter().any(|(at, _)| at == page);
+                let given: Vec<_> = given.into_iter().filter(|page| !reserved(page)).collect();
+                if let Some(page) = self.pick(&given) {
+                    arena.clear_given(page..page + LINE);
+                }
+                "clear"
+            }
+            52..60 => {
+                let first_page = self.random.random_range(0..1000) * LINE;
+                let name = HomeLine { node: ELSEWHERE, generation: generation(40), first_page };
+                if let Some(ranges) = arena.lines_mut().reserve(1) {
+                    self.reserved.push((ranges[0].start, name));
+                }
+                "reserve"
+            }
+            60..68 => {
+                let given = Self::lines(arena, |line| {
+                    state(arena, line) == LineEntry::GIVEN && arena.pages.is_own(line)
+                });
+                if let Some(page) = self.pick(&given)
+                    && arena.reserve_own(page..page + LINE)
+                {
+                    let name =
+                        HomeLine { node: NodeId(3), generation: generation(5), first_page: page };
+                    self.reserved.push((page, name));
+                }
+                "reserve own"
+            }
+            68..78 => {
+                let reserved = self.reserved.clone();
+                if let Some((page, name)) = self.pick(&reserved) {
+                    let line = arena.index(page).expect("it is its place") / LINE_PAGES;
+                    if state(arena, line) != LineEntry::STAGED {
+                        let mut record = match self.records.get(&page).copied() {
+                            Some(record) if page < ADOPTED_PAGES_FROM => record,
+                            _ => self.foreign(),
+                        };
+                        record.iter_mut().for_each(|page| page.version += 3);
+                        let (taken, bytes) =
+                            (Taken { migration: 8, epoch: self.epochs }, self.bytes());
+                        let staged = arena.stage(page, (name, taken), &record, &bytes);
+                        assert_eq!(staged, Ok(()));
+                    }
+                }
+                "stage"
+            }
+            78..86 => {
+                let staged = Self::lines(arena, |line| state(arena, line) == LineEntry::STAGED);
+                if let Some(page) = self.pick(&staged) {
+                    if self.random.random_bool(0.7) {
+                        arena.adopt(page);
+                        self.reserved.retain(|(reserved, _)| *reserved != page);
+                    } else {
+                        arena.drop_staged(page);
+                    }
+                }
+                "adopt or drop"
+            }
+            86..89 => {
+                let reserved = self.reserved.clone();
+                if let Some((page, _)) = self.pick(&reserved) {
+                    let line = arena.index(page).expect("it is its place") / LINE_PAGES;
+                    if state(arena, line) != LineEntry::STAGED {
+                        arena.release(page..page + LINE);
+                        self.reserved.retain(|(reserved, _)| *reserved != page);
+                    }
+                }
+                "release"
+            }
+            89..95 => {
+                self.migrations += 1;
+                let old = self.migrations - self.random.random_range(0..3).min(self.migrations - 1);
+                if self.random.random_bool(0.3) {
+                    arena.forget_allowance(old);
+                } else {
+                    let allowance = Allowance {
+                        migration: old,
+                        range_epoch: 4,
+                        pages: 0..LINE * old,
+                        space: OTHER,
+                        taker: ELSEWHERE,
+                        taker_incarnation: 6,
+                    };
+                    arena.keep_allowance(&allowance, self.random.random_bool(0.6));
+                }
+                "allowance"
+            }
+            95..97 => {
+                self.epochs += self.random.random_range(0..1 << 20);
+                arena.raise_lease_floor(self.epochs);
+                "floor"
+            }
+            _ => {
+                arena.tidy(self.random.random_range(1..PAGES));
+                "tidy"
+            }
+        };
+        *self.counts.entry(name).or_default() += 1;
+    }
+}
+
+fn floors(arena: &Arena) -> [u64; 2] {
+    [arena.lease_floor(), arena.last_migration()]
+}
+
+/// What was taken over can be used on: nothing of it changes, and no page of a line that is elsewhere is allocated.
+fn check_lines(mut arena: Arena, given: &HashSet<(u64, u16, u8)>) {
+    assert_eq!(arena.pages.check_lines(), Ok(()));
+    let usage = arena.arena_usage();
+    assert_eq!(usage.used_pages, used_pages(&arena));
+    let found = lines_state(&arena);
+    let mut pages = 0;
+    while let Ok(Grant { location, tag }) = arena.create(SPACE, 1) {
+        let colour = (location.page(), location.generation().number(), tag.0);
+        assert!(!given.contains(&colour), "{colour:?} was given out before");
+        assert!(arena.read(location.page(), 0..PAGE_BYTES).iter().all(|byte| *byte == 0));
+        arena.write(location.page(), 0, &[0xaa; PAGE_BYTES]);
+        pages += 1;
+        let line = location.page() as usize / LINE_PAGES;
+        assert!(arena.pages.is_here(line), "line {line} is elsewhere");
+    }
+    assert_eq!(pages, usage.free_pages, "no memory is lost");
+    let after = lines_state(&arena);
+    for (page, state) in &found.pages {
+        assert!(after.pages.get(page) == Some(state), "page {page} changed");
+    }
+    for (page, placed) in found.placed {
+        if let Placed::Staged(home, _) = placed {
+            arena.adopt(page);
+            let adopted = (home.node == ELSEWHERE).then_some(Placed::Adopted(home));
+            let mut now = None;
+            arena.placed(&mut |at, placed| now = if at == page { Some(placed) } else { now });
+            assert_eq!(now, adopted);
+        }
+    }
+    let adopted = lines_state(&arena);
+    for (page, state) in &found.pages {
+        assert!(adopted.pages.get(page) == Some(state), "page {page} changed");
+    }
+}
+
+/// One in this many takeovers is cut, after each of its stores.
+const LINES_TAKEOVER_EVERY: usize = 61;
+
+fn play_lines(seed: u64, step_count: usize) -> (usize, usize, BTreeMap<&'static str, usize>) {
+    let (file, copy) = (File::new(&format!("lines-{seed}")), File::new(&format!("l-image-{seed}")));
+    let kept = file.open();
+    let base = kept.start();
+    let mut reserved = kept.assign(holder()).expect("it is empty");
+    let mut arena = Arena::open(&config(), reserved.parts.remove(0)).expect("it is empty");
+    drop(copy.open().assign(holder()).expect("it is empty"));
+    let mut player = LinesPlayer::new(seed);
+    let mut image = fs::read(&file.0).expect("it is there");
+    let (mut cuts, mut takeover_cuts) = (0, 0);
+    for step in 0..step_count {
+        let (before, floors_before) = (lines_state(&arena), floors(&arena));
+        let given = player.given.clone();
+        log::begin();
+        player.step(&mut arena);
+        let stores = log::end();
+        let (after, floors_after) = (lines_state(&arena), floors(&arena));
+        for (number, (address, bytes)) in stores.iter().enumerate() {
+            let offset = address - base;
+            image[offset..offset + bytes.len()].copy_from_slice(bytes);
+            cuts += 1;
+            let (next, stores_of_next) = recovered(&copy, &image);
+            let (found, floors_found) = (lines_state(&next), floors(&next));
+            assert!(
+                found == before || found == after,
+                "seed {seed}: step {step} was cut after store {number} of {}, and the next process \
+                 has neither what was before nor what came after",
+                stores.len()
+            );
+            let never_fall = floors_before.iter().zip(&floors_found).all(|(low, now)| low <= now)
+                && floors_found.iter().zip(&floors_after).all(|(now, high)| now <= high);
+            assert!(never_fall, "seed {seed}: step {step}: {floors_found:?}");
+            // An allowance is never there without its migration's id.
+            let highest = found.allowances.iter().map(|(allowance, _)| allowance.migration).max();
+            assert!(highest <= Some(floors_found[1]), "seed {seed}: step {step}");
+            check_lines(next, &given);
+            if cuts % LINES_TAKEOVER_EVERY == 0 {
+                let mut image = image.clone();
+                for (offset, bytes) in &stores_of_next {
+                    image[*offset..*offset + bytes.len()].copy_from_slice(bytes);
+                    let (after_next, _) = recovered(&copy, &image);
+                    assert!(lines_state(&after_next) == found, "seed {seed}: step {step}");
+                    check_lines(after_next, &given);
+                    takeover_cuts += 1;
+                }
+            }
+        }
+        assert!(image == fs::read(&file.0).expect("it is there"), "a store was not logged");
+    }
+    (cuts, takeover_cuts, player.counts)
+}
+
+#[test]
+fn lines_are_at_one_server_whenever_a_process_is_killed() {
+    let (mut cuts, mut takeover_cuts, mut counts) = (0, 0, BTreeMap::<_, usize>::new());
+    for seed in 0..12 {
+        let (more, takeover_more, of_seed) = play_lines(seed, 150);
+        (cuts, takeover_cuts) = (cuts + more, takeover_cuts + takeover_more);
+        of_seed.into_iter().for_each(|(name, count)| *counts.entry(name).or_default() += count);
+    }
+    println!("{cuts} cuts, {takeover_cuts} of them in a process that takes over: {counts:?}");
+    assert!(cuts > 12_000 && takeover_cuts > 8_000, "only {cuts} and {takeover_cuts} cuts");
+}
+
+/// An own line comes back, is complete, and nobody knows whose it is: then the process ends.
+#[test]
+fn free_pages_of_a_line_in_doubt_are_not_allocated() {
+    let file = File::new("doubt");
+    let mut reserved = file.open().assign(holder()).expect("it is empty");
+    let mut arena = Arena::open(&config(), reserved.parts.remove(0)).expect("it is empty");
+    let grant = arena.create(SPACE, 3).expect("it is empty");
+    arena.complete(grant.location);
+    let record = arena.line(0).expect("it is whole").pages;
+    let name = HomeLine { node: NodeId(3), generation: generation(5), first_page: 0 };
+    let taken = Taken { migration: 8, epoch: 3 };
+    arena.withhold(0..LINE, true);
+    arena.give(0);
+    arena.clear_given(0..LINE);
+    assert!(arena.reserve_own(0..LINE));
+    let unserved = record.map(|page| LinePage { space: Space(77), ..page });
+    let bytes = vec![5; LINE_BYTES];
+    assert_eq!(arena.stage(0, (name, taken), &unserved, &bytes), Err(StageError::Page(0)));
+    assert_eq!(arena.stage(0, (name, taken), &record, &bytes), Ok(()));
+    drop(arena);
+    let mut reserved = file.open().assign(holder()).expect("it is its own");
+    let mut arena = Arena::open(&config(), reserved.parts.remove(0)).expect("it is not damaged");
+    assert_eq!(arena.arena_usage().used_pages, LINE);
+    let mut count = 0;
+    while let Ok(grant) = arena.create(SPACE, 1) {
+        assert!(grant.location.page() >= LINE, "the line may be another server's");
+        count += 1;
+    }
+    assert_eq!(count, u64::from(PAGES) - LINE);
+    arena.drop_staged(0);
+    arena.release(0..LINE);
+    assert_eq!(arena.arena_usage().free_pages, LINE);
 }

@@ -4,14 +4,21 @@
 //! read by direct readers. A line is never in two frames, and no frame is two lines': a frame changes hands by two stores,
 //! first the line that had it lets it go, and between the two it is nobody's.
 
-use bluebridge_wire::address::{LINE_PAGES, PAGE_BYTES};
+use bluebridge_protocol::store::SHARD_PAGES_MAX;
+use bluebridge_wire::{
+    ArenaGeneration,
+    address::{LINE_PAGES, PAGE_BYTES},
+};
 
 use super::pages::{Contents, Damaged, Pages};
 use crate::kept::{
     PageRecord,
-    lines::{DEFAULT_FRAME, LineEntry, NO_FRAME},
+    lines::{AllowanceRecord, DEFAULT_FRAME, LineEntry, NO_FRAME},
     stores,
 };
+
+/// Pages that locations name.
+const LOCATION_PAGES: u64 = 1 << 36;
 
 /// The numbers of a line's pages.
 pub(super) const fn pages_of(line: usize) -> core::ops::Range<usize> {
@@ -81,6 +88,11 @@ impl Pages {
         &self.lines.entries[line]
     }
 
+    /// Whether a line is an own one that is here, or a place that is not used.
+    pub(super) fn is_here(&self, line: usize) -> bool {
+        self.entry(line).state == LineEntry::DEFAULT
+    }
+
     /// Records what a line is, after everything else about it.
     pub(super) fn set_line_state(&mut self, line: usize, state: u32) {
         stores::set_in_order(&mut self.lines.entries.as_mut()[line].state, state);
@@ -117,8 +129,10 @@ impl Pages {
             }
             let is_good = match self.entry(line).state {
                 LineEntry::DEFAULT | LineEntry::GIVEN => true,
-                LineEntry::STAGED => self.frame(line).is_some(),
-                LineEntry::ADOPTED => !self.is_own(line) && self.frame(line).is_some(),
+                LineEntry::STAGED => self.frame(line).is_some() && self.has_name(line),
+                LineEntry::ADOPTED => {
+                    !self.is_own(line) && self.frame(line).is_some() && self.has_name(line)
+                }
                 _ => false,
             };
             if !is_good {
@@ -126,6 +140,27 @@ impl Pages {
             }
         }
         Ok(())
+    }
+
+    /// Whether a line is named as a whole line of another server.
+    fn has_name(&self, line: usize) -> bool {
+        let LineEntry { first_page, generation, .. } = *self.entry(line);
+        first_page.is_multiple_of(LINE_PAGES as u64)
+            && first_page < LOCATION_PAGES
+            && ArenaGeneration::new(generation).is_some()
+    }
+
+    /// Checks that the ranges of allowances are ranges of a shard.
+    pub(super) fn check_allowances(&self) -> Result<(), Damaged> {
+        let is_good = |record: &AllowanceRecord| {
+            let AllowanceRecord { first_page, pages, state, .. } = *record;
+            let is_whole = (first_page | pages).is_multiple_of(LINE_PAGES as u64) && pages > 0;
+            let is_short = first_page < LOCATION_PAGES && pages <= SHARD_PAGES_MAX;
+            state == AllowanceRecord::NONE
+                || state <= AllowanceRecord::WITHDRAWN && is_whole && is_short
+        };
+        let bad = self.lines.allowances.iter().find(|record| !is_good(record));
+        bad.map_or(Ok(()), |bad| Err(Damaged::Allowance { migration: bad.migration }))
     }
 
     /// Completes what the last process did with lines: lines that are another server's, and places that are not used,

@@ -99,6 +99,18 @@ impl Places {
     }
 }
 
+#[cfg(test)]
+impl Places {
+    /// Places that are not used, nor reserved.
+    pub(super) const fn free_places(&self) -> u32 {
+        self.free.free_pages()
+    }
+
+    pub(super) const fn promised(&self) -> u32 {
+        self.promised
+    }
+}
+
 impl Arena {
     /// Gives memory that is nobody's to own lines that have none, so that an extent of `pages` pages may be found; at
     /// least to one line.
@@ -343,6 +355,10 @@ impl LineStore for Arena {
 
     fn withhold(&mut self, pages: Range<u64>, is_withheld: bool) {
         let pages = self.own_pages(&pages);
+        if pages.is_empty() {
+            // No page of a place is ever allocated.
+            return;
+        }
         let lines = pages.start / LINE..pages.end / LINE;
         if is_withheld {
             self.withheld_pages += self.free.take_free(pages.clone());

@@ -124,6 +124,12 @@ pub enum Damaged {
         /// The line's number in the shard.
         line: u32,
     },
+    /// A permission to give lines away that nobody can have given.
+    #[error("the record of migration {migration} is damaged")]
+    Allowance {
+        /// The migration's id.
+        migration: u64,
+    },
 }
 
 /// New bytes of a page.
@@ -495,6 +501,7 @@ impl Pages {
     pub(super) fn check(&self, first: ArenaGeneration) -> Result<(), Damaged> {
         let pending = self.pending()?;
         self.check_lines()?;
+        self.check_allowances()?;
         self.check_extents(pending.as_ref())?;
         self.check_colours(first, pending.as_ref())
     }

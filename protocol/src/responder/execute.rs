@@ -343,6 +343,10 @@ impl Responder {
         memory(request)?.is_page_aligned().then_some(()).ok_or(Status::Unaligned)?;
         let local = self.resolve(request)?;
         let (access, length) = (access(request, local, 1), request.header().length);
+        if !self.is_own_node(request.datagram.target.node) {
+            // Only the home knows where the whole allocation is.
+            return Err(Status::NoAuthority.into());
+        }
         if self.has_given_any() && self.has_given(&store.allocation(access, length)?) {
             // A part of the allocation is another server's.
             return Err(Status::NoAuthority.into());

@@ -6,7 +6,7 @@ use core::ops::Range;
 use bluebridge_wire::{Fence, Space, address::LINE_PAGES, line::FENCES_MAX};
 
 use super::{ranges::block_pages, sessions::RequesterId};
-use crate::store::Allowance;
+use crate::store::{Allowance, SHARD_PAGES_MAX};
 
 const LINE: u64 = LINE_PAGES as u64;
 
@@ -17,8 +17,8 @@ const WORD_LINES: u64 = u64::BITS as u64;
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllowError {
-    /// The range is empty or does not consist of whole lines.
-    #[error("a range consists of one or more whole lines of 8 pages")]
+    /// The range is empty, does not consist of whole lines, or is longer than a shard.
+    #[error("a range consists of one or more whole lines of 8 pages, all of one shard")]
     Unaligned,
     /// Pages of the range are of another migration, or have moved away.
     #[error("the range overlaps one of another migration, or pages that have moved away")]
@@ -190,7 +190,7 @@ impl Givings {
         }
         let Range { start, end } = allowance.pages;
         let is_whole = start.is_multiple_of(LINE) && end.is_multiple_of(LINE);
-        if start >= end || !is_whole {
+        if start >= end || !is_whole || end - start > SHARD_PAGES_MAX {
             return Err(AllowError::Unaligned);
         }
         if self.all.len() == self.limit {

@@ -9,6 +9,9 @@ use bluebridge_wire::{ArenaGeneration, NodeId, Space, line::LineRecord};
 /// the last page before them.
 pub const ADOPTED_PAGES_FROM: u64 = 1 << 27;
 
+/// Pages of the addresses of a shard. No range of a migration is longer.
+pub const SHARD_PAGES_MAX: u64 = 2 * ADOPTED_PAGES_FROM;
+
 /// The pages of a line without their bytes, as a migration takes them along.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Line {
