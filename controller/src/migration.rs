@@ -162,6 +162,8 @@ pub struct Migrations {
     changes: Vec<Change>,
     /// Whether where pages are may have changed.
     is_moved: bool,
+    /// Counts the calls after which other orders may be due.
+    version: u64,
 }
 
 impl Migrations {
@@ -188,6 +190,7 @@ impl Migrations {
 
     /// Notes the present state of a memory server. If it has other contents than before, those are lost.
     pub fn note_server(&mut self, record: &NodeRecord) {
+        self.version += 1;
         if record.role != Role::Memory {
             return;
         }
@@ -227,6 +230,7 @@ impl Migrations {
 
     /// A server opened a connection; what an earlier one still brings is ignored.
     pub fn connect(&mut self, server: NodeId, number: u64, migrates: bool) {
+        self.version += 1;
         if let Some(server) = self.servers.get_mut(&server) {
             server.link = Some(Link { number, migrates, learned: BTreeMap::new() });
         }
@@ -248,9 +252,16 @@ impl Migrations {
 
     /// Gives the orders again that a server refused and that must be executed some time.
     pub fn retry(&mut self) {
+        self.version += 1;
         for of in self.all.values_mut() {
             of.put_off = None;
         }
+    }
+
+    /// Counts the calls after which other orders may be due.
+    #[must_use]
+    pub const fn version(&self) -> u64 {
+        self.version
     }
 
     /// What must be stored before the orders that are due are sent.

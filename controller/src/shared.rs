@@ -15,6 +15,9 @@ use crate::store::{ElectionId, Store, StoreError};
 /// Changes that a watcher may be behind before it gets a new snapshot.
 const WATCH_BACKLOG: usize = 1024;
 
+/// How soon an order that a server refused, and that must be executed some time, is given again.
+const ORDERS_RETRY: Duration = Duration::from_secs(10);
+
 /// Bits of a version that count within one start.
 const VERSION_BITS: u32 = 32;
 
@@ -36,6 +39,8 @@ pub(crate) struct SharedState {
     /// By switch.
     switches: Vec<SwitchEnds>,
     altered: broadcast::Sender<NodeId>,
+    /// The version of the orders of migrations that are due.
+    orders: watch::Sender<u64>,
     failure: watch::Sender<Option<Arc<StoreError>>>,
     pub(crate) counts: CallCounts,
     pub(crate) started: Instant,
@@ -71,6 +76,7 @@ impl SharedState {
             store: std::sync::Mutex::new(Some(store)),
             switches,
             altered: broadcast::channel(WATCH_BACKLOG).0,
+            orders: watch::channel(0).0,
             failure: watch::channel(None).0,
             counts: CallCounts::default(),
             started: now,
@@ -132,6 +138,9 @@ impl SharedState {
                 drop(this.altered.send(id));
             }
             publish(&mut core, &this.switches);
+            // What orders follow from is on disk now.
+            let version = core.migrations().version();
+            this.orders.send_if_modified(|known| std::mem::replace(known, version) != version);
             Ok(result)
         });
         task.await.unwrap_or_else(|error| Err(Arc::new(StoreError::Io(error.to_string()))))
@@ -163,6 +172,11 @@ impl SharedState {
     /// A receiver of node changes.
     pub(crate) fn watch(&self) -> broadcast::Receiver<NodeId> {
         self.altered.subscribe()
+    }
+
+    /// A receiver that learns when other orders of migrations may be due.
+    pub(crate) fn orders(&self) -> watch::Receiver<u64> {
+        self.orders.subscribe()
     }
 
     /// Waits until every switch has the present desired state, at most for `limit`.
@@ -221,13 +235,21 @@ impl SharedState {
         let pace = self.look(|core| core.config().heartbeat_interval).await / 4;
         let pace = pace.max(Duration::from_millis(10));
         let mut missing_before = Vec::new();
+        let mut retried = Instant::now();
         let mut due = Instant::now();
         loop {
             let ports: Vec<_> = ports_of(&self.switches).collect();
             // A process that was stopped, or a host that was suspended, continues here, perhaps before
             // it reads the heartbeats that arrived meanwhile.
             let stalled = due.elapsed();
+            let retries = retried.elapsed() >= ORDERS_RETRY;
+            if retries {
+                retried = Instant::now();
+            }
             let tending = self.change(move |core, now| {
+                if retries {
+                    core.migrations_mut().retry();
+                }
                 if stalled > pace {
                     core.excuse_silence(now, stalled);
                 }

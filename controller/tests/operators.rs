@@ -7,14 +7,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use bluebridge_northbound::migration::{
+    Contents, Generations, Order, OrderKind, Refusal, Report, ServedRow, Terms,
+};
 use bluebridge_northbound::proto::attend_request::Body as ReplyBody;
 use bluebridge_northbound::proto::attend_response::Body as QueryBody;
 use bluebridge_northbound::proto::operations_client::OperationsClient;
 use bluebridge_northbound::proto::{
-    Allocation, AllocationsRequest, AttendRequest, AttendResponse, Attendance, Client,
-    PurgeRequest, PurgeResponse, Ready, StatisticsRequest, StatisticsResponse, SurveyReply,
+    Allocation, AllocationsRequest, AttendRequest, AttendResponse, Attendance,
+    CancelMigrationRequest, Client, MigrateRequest, MigrationReport, MigrationStage,
+    MigrationsRequest, PurgeRequest, PurgeResponse, Ready, StatisticsRequest, StatisticsResponse,
+    SurveyReply,
 };
-use bluebridge_northbound::{Assignment, Membership, OperatorQuery, OperatorReply};
+use bluebridge_northbound::{Assignment, Membership, OperatorQuery, OperatorReply, Options};
 use bluebridge_testkit::until;
 use bluebridge_wire::{NodeId, Space};
 use support::{Agent, Running, client, memory, runtime};
@@ -219,6 +224,7 @@ fn only_memory_servers_attend_and_they_prove_it() {
     let proof = |membership: &Membership| {
         let assignment = membership.assignment();
         Attendance {
+            migrates: false,
             node: assignment.node.0.into(),
             incarnation: assignment.incarnation,
             token: assignment.token.0.to_vec(),
@@ -247,6 +253,146 @@ fn only_memory_servers_attend_and_they_prove_it() {
     assert_eq!(home.assignment().space, Space(1));
 }
 
+/// Everything that a memory server does in a migration, without pages.
+fn obey(order: Order) -> Option<Report> {
+    let rows = |terms: &Terms| {
+        let Contents { generation: first, .. } = terms.home;
+        let generations = Generations { first, last: first };
+        vec![ServedRow { pages: terms.pages.clone(), generations }]
+    };
+    Some(match order {
+        Order::Reserve(terms) => Report::Reserved(terms.migration),
+        Order::Allow(terms) => Report::Allowed { migration: terms.migration, fences: Vec::new() },
+        Order::Take { terms, .. } => Report::Progress {
+            migration: terms.migration,
+            kept: rows(&terms),
+            on_the_way_count: 0,
+            in_doubt_count: 0,
+            is_done: true,
+        },
+        Order::Withdraw(migration) => Report::Withdrawn(migration),
+        Order::Settle(terms) => Report::Settled { migration: terms.migration, kept: rows(&terms) },
+        Order::Learn(of) => Report::Learned { home: of.home, version: of.version },
+        Order::Forget(migration) => Report::Forgotten(migration),
+        Order::Release(migration) => Report::Released(migration),
+        Order::Lose { .. } | Order::Report { .. } => return None,
+    })
+}
+
+#[test]
+fn an_operator_moves_memory_between_servers_that_can() {
+    let agent = Agent::start(4);
+    let controller = Running::start(&agent, None);
+    let options = Options { migrates: true, ..Options::default() };
+    let servers = [("m1", 1), ("m2", 2)].map(|(name, port)| {
+        let registration = memory(name, port);
+        Membership::join_with(&controller.uri(), registration, options.clone()).unwrap()
+    });
+    let old = join(&controller, memory("m3", 3));
+    let node = |membership: &Membership| u32::from(membership.assignment().node.0);
+    let mut operator = Operator::new(&controller);
+    let request = |to: u32| MigrateRequest {
+        server: node(&servers[0]),
+        space: 1,
+        first_page: 0,
+        page_count: 16,
+        generation: None,
+        to,
+    };
+    let mut migrate = |request: MigrateRequest| {
+        let response = operator.calls.migrate(request);
+        operator.runtime.block_on(response).map(|response| response.into_inner().migrations)
+    };
+    let mut refused = None;
+    until("the attendance of all", || {
+        refused = migrate(request(node(&old))).err();
+        refused.as_ref().is_some_and(|status| status.message().contains("does not support"))
+    });
+    let refused = refused.unwrap();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert_eq!(refused.message(), "memory server m3 does not support migration");
+    assert_eq!(code(migrate(MigrateRequest { to: 77, ..request(0) })), Code::NotFound);
+    let far = MigrateRequest { first_page: u64::MAX, page_count: 9, ..request(node(&servers[1])) };
+    assert_eq!(code(migrate(far)), Code::InvalidArgument);
+
+    let mut ids = Vec::new();
+    until("the attendance of both", || {
+        ids = migrate(request(node(&servers[1]))).unwrap_or_default();
+        !ids.is_empty()
+    });
+    assert_eq!(code(migrate(request(node(&servers[1])))), Code::FailedPrecondition, "it is moving");
+    let list = |operator: &mut Operator| {
+        let response = operator.calls.migrations(MigrationsRequest {});
+        operator.runtime.block_on(response).unwrap().into_inner().migrations
+    };
+    let mut shown = list(&mut operator);
+    assert_eq!((shown.len(), shown[0].kept_pages, shown[0].giver_name.as_str()), (1, 0, "m1"));
+    until("the end of the migration", || {
+        for server in &servers {
+            while let Some(order) = server.next_order() {
+                if let Some(report) = obey(order) {
+                    assert!(server.report(report));
+                }
+            }
+        }
+        shown = list(&mut operator);
+        shown[0].stage() == MigrationStage::Closed
+    });
+    assert_eq!((shown[0].kept_pages, shown[0].why.as_str()), (16, ""));
+    let cancel = |operator: &mut Operator, migration| {
+        let response = operator.calls.cancel_migration(CancelMigrationRequest { migration });
+        operator.runtime.block_on(response)
+    };
+    assert_eq!(code(cancel(&mut operator, ids[0])), Code::FailedPrecondition);
+    assert_eq!(code(cancel(&mut operator, 99)), Code::NotFound);
+}
+
+#[test]
+fn orders_come_again_through_a_new_call() {
+    let agent = Agent::start(4);
+    let controller = Running::start(&agent, None);
+    let [giver, taker] =
+        [("m1", 1), ("m2", 2)].map(|(name, port)| join(&controller, memory(name, port)));
+    let runtime = runtime();
+    runtime.block_on(async {
+        let mut calls = OperationsClient::connect(controller.uri()).await.unwrap();
+        let others = calls.clone();
+        let attend =
+            |of: &Membership| RawServer::open(others.clone(), of.assignment().clone(), true);
+        let (_giver, mut first) = (attend(&giver).await, attend(&taker).await);
+        let request = MigrateRequest {
+            server: giver.assignment().node.0.into(),
+            space: 1,
+            generation: None,
+            first_page: 0,
+            page_count: 8,
+            to: taker.assignment().node.0.into(),
+        };
+        calls.migrate(request).await.unwrap();
+        let reserve = first.next().await;
+        assert!(matches!(reserve.body, Some(QueryBody::Migration(_))), "{reserve:?}");
+        let mut second = attend(&taker).await;
+        assert_eq!(second.next().await, reserve);
+        // What is no report is ignored, and the call stays open.
+        let migration = MigrationReport::default();
+        second.say(0, ReplyBody::Migration(migration)).await;
+        let Some(QueryBody::Migration(order)) = reserve.body else { unreachable!() };
+        let Ok(Order::Reserve(terms)) = Order::try_from(order) else { panic!("to be reserved") };
+        let refused = Report::Refused {
+            migration: terms.migration,
+            order: OrderKind::Reserve,
+            why: Refusal::NoRoom,
+        };
+        second.say(0, ReplyBody::Migration(refused.into())).await;
+        let Some(QueryBody::Migration(order)) = second.next().await.body else {
+            panic!("an order")
+        };
+        assert_eq!(Order::try_from(order), Ok(Order::Release(terms.migration)));
+        let shown = calls.migrations(MigrationsRequest {}).await.unwrap().into_inner().migrations;
+        assert_eq!(shown[0].why, "m2 refused it: it has too little free memory");
+    });
+}
+
 /// A memory server's messages, sent by the test itself.
 struct RawServer {
     replies: mpsc::Sender<AttendRequest>,
@@ -254,9 +400,14 @@ struct RawServer {
 }
 
 impl RawServer {
-    async fn attend(mut calls: OperationsClient<Channel>, who: &Assignment) -> Self {
+    async fn attend(calls: OperationsClient<Channel>, who: &Assignment) -> Self {
+        Self::open(calls, who.clone(), false).await
+    }
+
+    async fn open(mut calls: OperationsClient<Channel>, who: Assignment, migrates: bool) -> Self {
         let (replies, outgoing) = mpsc::channel(8);
         let member = Attendance {
+            migrates,
             node: who.node.0.into(),
             incarnation: who.incarnation,
             token: who.token.0.to_vec(),

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bluebridge_wire::{NodeId, Space};
@@ -15,6 +15,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use crate::membership::{Connection, Shared};
+use crate::migration::{Order, Report};
 use crate::proto;
 use crate::proto::attend_request::Body as ReplyBody;
 use crate::proto::attend_response::Body as QueryBody;
@@ -23,6 +24,12 @@ use crate::registration::Assignment;
 
 /// Queries that may wait for a memory server.
 const QUERIES_MAX: usize = 8;
+
+/// Orders that may wait for a memory server. A controller has fewer due.
+const ORDERS_MAX: usize = 8192;
+
+/// Reports that may wait for the connection.
+const REPORTS_MAX: usize = 64;
 
 /// The shortest and longest wait before an ended call is made again.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
@@ -137,16 +144,68 @@ impl PendingQueries {
     }
 }
 
+/// The orders that wait for the memory server, and the present call, which takes its reports.
+#[derive(Debug, Default)]
+pub(crate) struct Orders(Mutex<Desk>);
+
+#[derive(Debug, Default)]
+struct Desk {
+    waiting: VecDeque<Order>,
+    reports: Option<mpsc::Sender<proto::AttendRequest>>,
+}
+
+impl Orders {
+    fn lock(&self) -> MutexGuard<'_, Desk> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn take(&self) -> Option<Order> {
+        self.lock().waiting.pop_front()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().waiting.is_empty()
+    }
+
+    pub(crate) fn report(&self, report: Report) -> bool {
+        let body = Some(ReplyBody::Migration(report.into()));
+        let message = proto::AttendRequest { id: 0, body };
+        self.lock().reports.as_ref().is_some_and(|reports| reports.try_send(message).is_ok())
+    }
+
+    /// A new call begins: all that is due comes again.
+    fn begin(&self, reports: mpsc::Sender<proto::AttendRequest>) {
+        *self.lock() = Desk { waiting: VecDeque::new(), reports: Some(reports) };
+    }
+
+    fn end(&self) {
+        *self.lock() = Desk::default();
+    }
+
+    /// Whether there was room.
+    fn put(&self, order: Order) -> bool {
+        let mut desk = self.lock();
+        let has_room = desk.waiting.len() < ORDERS_MAX;
+        if has_room {
+            desk.waiting.push_back(order);
+        }
+        has_room
+    }
+}
+
 /// Keeps the call open as long as the server is a member.
 pub(crate) async fn attend(
     channel: Channel,
     assignment: &Assignment,
     shared: &Arc<Shared>,
+    migrates: bool,
 ) -> Infallible {
     let mut retry = Retry(RETRY.0);
     while shared.connection() != Connection::Expelled {
         let mut opened = None;
-        let wait = match call(channel.clone(), assignment, shared, &mut opened).await {
+        let ended = call(channel.clone(), (assignment, migrates), shared, &mut opened).await;
+        shared.orders.end();
+        let wait = match ended {
             Ok(()) => retry.reset(),
             Err(status) if status.code() == Code::Unimplemented => {
                 tracing::debug!("the controller does not support operators' queries");
@@ -197,26 +256,41 @@ impl Retry {
 /// One call, until the controller ends it. Sets `opened` once the controller has accepted it.
 async fn call(
     channel: Channel,
-    assignment: &Assignment,
+    (assignment, migrates): (&Assignment, bool),
     shared: &Arc<Shared>,
     opened: &mut Option<Instant>,
 ) -> Result<(), Status> {
     // One more for the first message; a query that frees memory has two messages.
-    let (replies, outgoing) = mpsc::channel(2 * QUERIES_MAX + 1);
+    let (replies, outgoing) = mpsc::channel(2 * QUERIES_MAX + 1 + REPORTS_MAX);
     let member = proto::Attendance {
         node: assignment.node.0.into(),
         incarnation: assignment.incarnation,
         token: assignment.token.0.to_vec(),
+        migrates,
     };
     let first = proto::AttendRequest { id: 0, body: Some(ReplyBody::Member(member)) };
     let _ = replies.try_send(first);
     let mut client = OperationsClient::new(channel);
     let mut queries = client.attend(ReceiverStream::new(outgoing)).await?.into_inner();
     *opened = Some(Instant::now());
+    shared.orders.begin(replies.clone());
     let mut unconfirmed = VecDeque::new();
     while let Some(query) = queries.message().await? {
         let id = query.id;
         let replies = Some(replies.clone());
+        if let Some(QueryBody::Migration(order)) = query.body {
+            match Order::try_from(order) {
+                Ok(order) => {
+                    // A new call brings all that is due.
+                    if !shared.orders.put(order) {
+                        return Err(Status::resource_exhausted("too many orders at once"));
+                    }
+                    shared.wake();
+                }
+                Err(rule) => tracing::warn!(rule, "ignored an order of the controller"),
+            }
+            continue;
+        }
         if matches!(query.body, Some(QueryBody::Confirmation(_))) {
             if let Some(query) = confirmed(&mut unconfirmed, id) {
                 shared.queries.put(query);
@@ -279,7 +353,7 @@ fn parse(query: proto::AttendResponse) -> Result<OperatorQuery, &'static str> {
                 frees: wanted.frees,
             })
         }
-        Some(QueryBody::Confirmation(_)) | None => {
+        Some(QueryBody::Confirmation(_) | QueryBody::Migration(_)) | None => {
             Err("this version of the memory server does not support the query")
         }
     }

@@ -90,7 +90,7 @@ pub(crate) fn run(
                     let (assignment, shared) = (member.assignment, Arc::clone(&member.shared));
                     tokio::select! {
                         () = member.run(leave_receiver, options.leave_deadline) => {}
-                        never = attend(channel, &assignment, &shared) => match never {},
+                        never = attend(channel, &assignment, &shared, options.migrates) => match never {},
                     }
                 } else if is_reported {
                     member.run(leave_receiver, options.leave_deadline).await;

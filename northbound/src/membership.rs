@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use bluebridge_wire::ArenaGeneration;
 use tokio::sync::Notify;
 
-use crate::attend::{PendingQueries, PendingQuery};
+use crate::attend::{Orders, PendingQueries, PendingQuery};
 use crate::error::MembershipError;
 use crate::heartbeat::{self, LeaveRequest};
+use crate::migration::{Order, Report};
 use crate::proto;
 use crate::registration::{Assignment, MemoryNodeStatus, Registration};
 
@@ -62,6 +63,8 @@ pub struct Options {
     pub wait_for_controller: bool,
     /// How long [`Membership::leave`] and dropping a membership retry.
     pub leave_deadline: Duration,
+    /// Whether a memory server executes orders of migrations ([`Membership::next_order`]).
+    pub migrates: bool,
     /// The TLS settings for both directions of authentication.
     #[cfg(feature = "tls")]
     pub tls: Option<tonic::transport::ClientTlsConfig>,
@@ -73,6 +76,7 @@ impl Default for Options {
             join_deadline: Duration::from_secs(10),
             wait_for_controller: false,
             leave_deadline: Duration::from_millis(500),
+            migrates: false,
             #[cfg(feature = "tls")]
             tls: None,
         }
@@ -93,6 +97,7 @@ pub(crate) struct Shared {
     /// A heartbeat found the controller again.
     pub(crate) found_again: Notify,
     pub(crate) queries: PendingQueries,
+    pub(crate) orders: Orders,
 }
 
 impl Shared {
@@ -108,6 +113,7 @@ impl Shared {
             heartbeat_now: Notify::new(),
             found_again: Notify::new(),
             queries: PendingQueries::default(),
+            orders: Orders::default(),
         }
     }
 
@@ -118,6 +124,11 @@ impl Shared {
 
     pub(crate) fn connection(&self) -> Connection {
         self.lock().connection
+    }
+
+    /// Whether a memory server has neither queries nor orders to handle.
+    fn has_no_requests(&self) -> bool {
+        self.queries.is_empty() && self.orders.is_empty()
     }
 
     /// Wakes the waiters for changes.
@@ -248,13 +259,13 @@ impl Membership {
         Arc::clone(&self.shared.expulsion)
     }
 
-    /// Waits until the snapshot is newer than `version` or there is a query, at most for `timeout`;
+    /// Waits until the snapshot is newer than `version` or there is a query or an order, at most for `timeout`;
     /// returns the present one.
     #[must_use]
     pub fn wait_newer(&self, version: u64, timeout: Duration) -> Snapshot {
         let deadline = Instant::now() + timeout;
         let mut snapshot = self.shared.lock();
-        while snapshot.version <= version && self.shared.queries.is_empty() {
+        while snapshot.version <= version && self.shared.has_no_requests() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
@@ -273,6 +284,19 @@ impl Membership {
     #[must_use]
     pub fn next_query(&self) -> Option<PendingQuery> {
         self.shared.queries.take()
+    }
+
+    /// The next order of a migration to this memory server ([`Options::migrates`]). Orders come again through every new
+    /// connection until the controller has their report, so it may be one that was executed before.
+    #[must_use]
+    pub fn next_order(&self) -> Option<Order> {
+        self.shared.orders.take()
+    }
+
+    /// Sends a report of a migration; returns whether there was a connection with room for it. It may be lost with the
+    /// connection: then the order comes again.
+    pub fn report(&self, report: Report) -> bool {
+        self.shared.orders.report(report)
     }
 
     /// Sets a memory node's number of free pages for the next heartbeat. If the pages are used up,

@@ -3,6 +3,8 @@
 //! Orders are idempotent: the controller repeats an order after every reconnect until it has the report that ends it.
 //! Pages are numbered as in the pointers of the home node.
 
+mod convert;
+
 use std::fmt;
 use std::ops::Range;
 
@@ -81,8 +83,8 @@ pub struct Elsewhere {
 pub enum Order {
     /// The taker may take lines: the giver allows it.
     Take {
-        /// The migration.
-        migration: u64,
+        /// The migration. All of it, because a server that restarted with its memory may know only its lines.
+        terms: Terms,
         /// The highest incarnations of clients that the giver has seen.
         fences: Vec<Fence>,
     },
@@ -114,7 +116,7 @@ pub enum Order {
     /// To the taker: reserve frames.
     Reserve(Terms),
     /// To the taker: take no more lines of this migration, and report when none is on its way.
-    Settle(u64),
+    Settle(Terms),
     /// To the giver: allow nothing more.
     Withdraw(u64),
 }

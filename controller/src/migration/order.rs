@@ -73,11 +73,11 @@ impl Migrations {
             // The fences were forgotten with the last process; the giver names them again.
             (Stage::Allowed, None) => Some((giver, Order::Allow(record.terms()))),
             (Stage::Allowed, Some(fences)) => {
-                Some((taker, Order::Take { migration: id, fences: fences.clone() }))
+                Some((taker, Order::Take { terms: record.terms(), fences: fences.clone() }))
             }
             (Stage::Ending, _) => Some((giver, Order::Withdraw(id))),
             (Stage::Withdrawn, _) => {
-                self.is_present(record.taker).then_some((taker, Order::Settle(id)))
+                self.is_present(record.taker).then(|| (taker, Order::Settle(record.terms())))
             }
             (Stage::Learned, _) => Some((giver, Order::Forget(id))),
             (Stage::Forgotten, _) => Some((taker, Order::Release(id))),

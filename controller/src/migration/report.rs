@@ -79,6 +79,7 @@ impl Migrations {
         if server.and_then(|server| server.link.as_ref()).is_none_or(|it| it.number != link) {
             return Ok(());
         }
+        self.version += 1;
         if let Report::Lost { node, began } = report {
             self.note_aware(from, node, began.number());
             self.advance();

@@ -224,6 +224,7 @@ impl Migrations {
 
     /// Records planned migrations, in one change.
     pub fn record(&mut self, planned: Vec<MigrationRecord>) -> Vec<u64> {
+        self.version += 1;
         let mut ids = Vec::new();
         for record in planned {
             ids.push(record.id);
@@ -239,6 +240,7 @@ impl Migrations {
     /// # Errors
     /// [`CancelError`].
     pub fn cancel(&mut self, id: u64) -> Result<(), CancelError> {
+        self.version += 1;
         let of = self.all.get(&id).ok_or(CancelError::Unknown(id))?;
         match of.record.stage {
             // The giver was not told of it.

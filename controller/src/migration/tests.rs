@@ -94,10 +94,10 @@ fn each_step_follows_the_report_of_the_one_before() {
     hear(&mut core, 1, Report::Withdrawn(id));
     assert_eq!(stage(&core, id), Stage::Recorded, "nobody asked for it");
     hear(&mut core, 2, Report::Reserved(id));
-    assert_eq!(orders(&core), [(1, Order::Allow(terms))]);
+    assert_eq!(orders(&core), [(1, Order::Allow(terms.clone()))]);
     let fences = vec![Fence { node: NodeId(9), incarnation: 7 }];
     hear(&mut core, 1, Report::Allowed { migration: id, fences: fences.clone() });
-    assert_eq!(orders(&core), [(2, Order::Take { migration: id, fences })]);
+    assert_eq!(orders(&core), [(2, Order::Take { terms: terms.clone(), fences })]);
     let progress = |kept, is_done| Report::Progress {
         migration: id,
         kept,
@@ -112,7 +112,7 @@ fn each_step_follows_the_report_of_the_one_before() {
     hear(&mut core, 2, progress(rows(1..3), true));
     assert_eq!(orders(&core), [(1, Order::Withdraw(id))]);
     hear(&mut core, 1, Report::Withdrawn(id));
-    assert_eq!(orders(&core), [(2, Order::Settle(id))]);
+    assert_eq!(orders(&core), [(2, Order::Settle(terms))]);
     hear(&mut core, 2, Report::Settled { migration: id, kept: rows(1..3) });
     let home = core.iter().next().unwrap().record.home.contents();
     let learn = Elsewhere { home, version: 1, rows: vec![(lines(1..3), NodeId(2))], lost: vec![] };
@@ -252,9 +252,9 @@ fn a_controller_that_starts_again_asks_for_the_fences_again() {
         core.connect(NodeId(node), u64::from(node), true);
     }
     let terms = core.iter().next().unwrap().record.terms();
-    assert_eq!(orders(&core), [(1, Order::Allow(terms))]);
+    assert_eq!(orders(&core), [(1, Order::Allow(terms.clone()))]);
     hear(&mut core, 1, Report::Allowed { migration: id, fences: Vec::new() });
-    assert_eq!(orders(&core), [(2, Order::Take { migration: id, fences: Vec::new() })]);
+    assert_eq!(orders(&core), [(2, Order::Take { terms, fences: Vec::new() })]);
 }
 
 #[test]
@@ -285,7 +285,8 @@ fn refusals_end_a_migration_with_their_reason_or_are_put_off() {
     assert!(waits.contains("s2 refused the last order"), "{waits}");
     assert_eq!(orders(&core), []);
     core.retry();
-    assert_eq!(orders(&core), [(2, Order::Settle(id))]);
+    let terms = core.iter().next().unwrap().record.terms();
+    assert_eq!(orders(&core), [(2, Order::Settle(terms))]);
     let wrong = Report::Refused { migration: id, order: OrderKind::Settle, why: Refusal::Full };
     let now = Instant::now();
     assert_eq!(core.handle(now, NodeId(3), 3, wrong), Err(ReportError::OtherRole));

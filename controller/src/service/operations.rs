@@ -1,6 +1,7 @@
 //! Operators' requests to memory servers, passed on through the calls that these hold open.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -14,7 +15,9 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{RefusalLog, certified_names, member_refused, parse_member, parse_node};
+use super::{
+    RefusalLog, certified_names, member_refused, migrations, parse_member, parse_node, store_failed,
+};
 use crate::core::{Core, Incarnations, Named, OperatorError, Role};
 use crate::shared::SharedState;
 
@@ -38,6 +41,8 @@ pub(crate) struct Operators {
     links: Arc<Links>,
     places: Semaphore,
     refusals: RefusalLog,
+    /// The number of the last call of a memory server.
+    last_link: AtomicU64,
 }
 
 /// The open calls of memory servers.
@@ -130,7 +135,8 @@ impl Operators {
     pub(crate) fn new(shared: Arc<SharedState>, names: Vec<String>) -> Self {
         let places = Semaphore::new(QUERIES_MAX);
         let refusals = RefusalLog::default();
-        Self { shared, names, links: Arc::default(), places, refusals }
+        let last_link = AtomicU64::new(0);
+        Self { shared, names, links: Arc::default(), places, refusals, last_link }
     }
 
     /// Checks that the caller is an operator, and reserves a place for its query.
@@ -222,6 +228,7 @@ impl Operations for Operators {
         };
         let who = parse_member(member.node, member.incarnation, &member.token)
             .map_err(Status::invalid_argument)?;
+        let migrates = member.migrates;
         let is_memory = self.shared.look(|core| {
             core.check_member(who)?;
             Ok(core.node(who.node).is_some_and(|node| node.record.role == Role::Memory))
@@ -238,16 +245,34 @@ impl Operations for Operators {
             former.end();
         }
         let links = Arc::clone(&self.links);
+        let shared = Arc::clone(&self.shared);
+        let number = self.last_link.fetch_add(1, Ordering::Relaxed) + 1;
+        let connected = shared
+            .change(move |core, _| core.migrations_mut().connect(who.node, number, migrates))
+            .await;
+        connected.map_err(|error| store_failed(&error))?;
         tokio::spawn(async move {
+            let giving = migrations::give_orders(&shared, who.node, &link.queries);
+            tokio::pin!(giving);
             loop {
                 let next = tokio::select! {
                     next = messages.message() => next,
                     () = link.ended.notified() => break,
+                    () = &mut giving => break,
                 };
                 let Ok(Some(reply)) = next else { break };
-                link.handle_reply(reply);
+                match reply.body {
+                    Some(ReplyBody::Migration(report)) => {
+                        migrations::hear(&shared, who.node, number, report).await;
+                    }
+                    _ => link.handle_reply(reply),
+                }
             }
             link.end();
+            // A store that failed ends the controller.
+            let _ = shared
+                .change(move |core, _| core.migrations_mut().disconnect(who.node, number))
+                .await;
             let mut links = links.lock();
             if links.get(&who.node).is_some_and(|current| Arc::ptr_eq(current, &link)) {
                 links.remove(&who.node);
@@ -315,6 +340,42 @@ impl Operations for Operators {
             _ => Err(confused()),
         }
     }
+
+    async fn migrate(
+        &self,
+        request: Request<proto::MigrateRequest>,
+    ) -> Result<Response<proto::MigrateResponse>, Status> {
+        let _place = self.admit(&request)?;
+        let wanted = migrations::parse_wanted(request.get_ref())?;
+        let recorded = self.shared.change(move |core, _| core.migrate(&wanted)).await;
+        let recorded = recorded.map_err(|error| store_failed(&error))?;
+        let migrations = recorded.map_err(|error| migrations::refused(&error))?;
+        tracing::info!(?migrations, "an operator moves memory");
+        Ok(Response::new(proto::MigrateResponse { migrations }))
+    }
+
+    async fn cancel_migration(
+        &self,
+        request: Request<proto::CancelMigrationRequest>,
+    ) -> Result<Response<proto::CancelMigrationResponse>, Status> {
+        let _place = self.admit(&request)?;
+        let migration = request.get_ref().migration;
+        let cancelled =
+            self.shared.change(move |core, _| core.migrations_mut().cancel(migration)).await;
+        let cancelled = cancelled.map_err(|error| store_failed(&error))?;
+        cancelled.map_err(|error| migrations::not_cancelled(&error))?;
+        tracing::info!(migration, "an operator cancelled a migration");
+        Ok(Response::new(proto::CancelMigrationResponse {}))
+    }
+
+    async fn migrations(
+        &self,
+        request: Request<proto::MigrationsRequest>,
+    ) -> Result<Response<proto::MigrationsResponse>, Status> {
+        let _place = self.admit(&request)?;
+        let migrations = self.shared.look(migrations::list).await;
+        Ok(Response::new(proto::MigrationsResponse { migrations }))
+    }
 }
 
 /// If certificates are required, operators need one with a configured name (--operator).
@@ -337,7 +398,7 @@ fn name(core: &Core, allocation: &mut proto::Allocation) {
     allocation.client_live = core.is_live(node, allocation.client_incarnation);
 }
 
-fn parse_space(number: u32) -> Result<Space, Status> {
+pub(super) fn parse_space(number: u32) -> Result<Space, Status> {
     let space = u16::try_from(number).map(Space);
     space.map_err(|_| Status::invalid_argument("a space must fit 16 bits"))
 }

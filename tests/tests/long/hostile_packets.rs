@@ -22,10 +22,11 @@ const NEVER: [(Status, &str); 3] = [
 
 /// Events that no packet of an attacker can cause: an operator's command purges, the controller orders migrations, and
 /// only their takers take lines.
-const IMPOSSIBLE: [Event; 7] = [
+const IMPOSSIBLE: [Event; 8] = [
     Event::AllocationPurged,
     Event::KeepRepeated,
     Event::LeaseWithdrawn,
+    Event::LineAdopted,
     Event::LineKept,
     Event::LineTaken,
     Event::MigrationClosed,

@@ -408,10 +408,10 @@ impl World {
                 }
                 Some(Report::Allowed { migration, fences: Vec::new() })
             }
-            Order::Take { migration, .. } => {
-                match node.reserved.get_mut(migration) {
+            Order::Take { terms, .. } => {
+                match node.reserved.get_mut(&terms.migration) {
                     Some((_, may_take, is_over)) => *may_take = !*is_over,
-                    None => return refused(*migration, OrderKind::Take, Refusal::Unknown),
+                    None => return refused(terms.migration, OrderKind::Take, Refusal::Unknown),
                 }
                 None
             }
@@ -425,7 +425,7 @@ impl World {
                 }
                 Some(Report::Withdrawn(*migration))
             }
-            Order::Settle(migration) => {
+            Order::Settle(Terms { migration, .. }) => {
                 if let Some((_, may_take, is_over)) = node.reserved.get_mut(migration) {
                     (*may_take, *is_over) = (false, true);
                 }
@@ -492,7 +492,7 @@ impl World {
         let mut was_paid = false;
         for order in owed {
             let report = match &order {
-                Order::Settle(migration) if !node.has_staged(Some(*migration)) => {
+                Order::Settle(Terms { migration, .. }) if !node.has_staged(Some(*migration)) => {
                     let of = node.reserved.get(migration);
                     let kept = of.map_or(Vec::new(), |(terms, ..)| node.served(&terms.pages));
                     Some(Report::Settled { migration: *migration, kept })
