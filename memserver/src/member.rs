@@ -7,12 +7,15 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use bluebridge_northbound::{Assignment, Connection, Membership, Snapshot as RackSnapshot};
+use bluebridge_northbound::{
+    Assignment, Connection, Membership, Snapshot as RackSnapshot, migration::Contents,
+};
 use bluebridge_protocol::responder::Authority;
 use bluebridge_transport::Transport;
 use bluebridge_wire::{ArenaGeneration, Space};
 
 mod operator;
+mod transfers;
 
 use crate::{
     Reserved, Server, ServerConfig, StartError,
@@ -20,6 +23,7 @@ use crate::{
     server::OrderError,
     statistics::{self, Snapshot},
 };
+use transfers::Transfers;
 
 /// How long [`Member::serve_until`] waits for changes before it checks the shards and `stop`.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -73,6 +77,8 @@ pub struct Member {
     applied: Applied,
     /// The last reserved generation when more were first wanted, and the time.
     wanted_since: Option<(ArenaGeneration, Instant)>,
+    /// The migrations in which it takes part.
+    transfers: Transfers,
 }
 
 /// The orders that every shard has.
@@ -102,7 +108,9 @@ impl Member {
         let range_epoch = config.authority.map_or(0, |authority| authority.range_epoch);
         let last_generation = config.last_generation;
         let applied = Applied { range_epoch, notices: false, last_generation, is_reserving: true };
-        Ok(Self { membership, server, applied, wanted_since: None })
+        let transfers =
+            Transfers::new(Contents { node: config.node, generation: config.generation });
+        Ok(Self { membership, server, applied, wanted_since: None, transfers })
     }
 
     /// The server.
@@ -137,6 +145,8 @@ impl Member {
                 let reply = operator::reply(query.query(), node, &self.server);
                 query.reply(reply);
             }
+            let Self { membership, server, transfers, .. } = self;
+            transfers.drive(server, || membership.next_order(), |report| membership.report(report));
             rack = self.membership.wait_newer(rack.version, POLL_INTERVAL);
         }
         Ok(())

@@ -536,8 +536,12 @@ fn join(
     };
     let tls = endpoint.trust.config(endpoint.controller)?;
     let uri = controller_uri(endpoint.controller, tls.as_ref());
-    let options =
-        MembershipOptions { tls, wait_for_controller: true, ..MembershipOptions::default() };
+    let options = MembershipOptions {
+        tls,
+        wait_for_controller: true,
+        migrates: true,
+        ..MembershipOptions::default()
+    };
     let joined = Membership::join_while(&uri, registration, options, |waited| {
         report_progress(&format!("joining the rack for {} s", waited.as_secs()));
         if cancel.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

@@ -4,7 +4,10 @@
 //! was lost is sent again, because the controller repeats the order.
 
 use core::{ops::Range, time::Duration};
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Instant,
+};
 
 use bluebridge_northbound::migration::{
     Contents, Elsewhere, Generations, Order, OrderKind, Refusal, Report, ServedRow, Terms,
@@ -44,13 +47,31 @@ enum Due {
     Again(Order),
 }
 
-/// The orders of one connection to the controller.
+/// The orders that the server got, as far as their reports are due.
 #[derive(Debug)]
 pub(super) struct Transfers {
     own: Contents,
     dues: Vec<Due>,
-    /// What was last reported of each migration, and when.
+    /// When the progress of each migration was reported, and what.
     reported: BTreeMap<u64, (Instant, Report)>,
+    /// Reports for which the connection had no room.
+    unsent: VecDeque<Report>,
+}
+
+/// Reports that wait at most: later ones of the same orders come again.
+const UNSENT_MAX: usize = 256;
+
+impl Due {
+    /// Whether both are about the same, so that one of them is enough.
+    fn is_like(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Progress(of), Self::Progress(other) | Self::Settled(other))
+            | (Self::Settled(of), Self::Settled(other)) => of.migration == other.migration,
+            (Self::Claims { home, .. }, Self::Claims { home: other, .. }) => home == other,
+            (Self::Again(order), Self::Again(other)) => order == other,
+            _ => false,
+        }
+    }
 }
 
 /// An order was not followed, now or for good.
@@ -87,7 +108,36 @@ impl From<MigrateError> for Hindered {
 impl Transfers {
     /// The orders of a new connection to a server with these contents.
     pub(super) const fn new(own: Contents) -> Self {
-        Self { own, dues: Vec::new(), reported: BTreeMap::new() }
+        Self { own, dues: Vec::new(), reported: BTreeMap::new(), unsent: VecDeque::new() }
+    }
+
+    /// Follows the orders that arrived, and reports what is known. `send` returns whether a report was sent.
+    pub(super) fn drive(
+        &mut self,
+        server: &Server,
+        mut next: impl FnMut() -> Option<Order>,
+        mut send: impl FnMut(Report) -> bool,
+    ) {
+        while let Some(order) = next() {
+            let report = self.follow(order, server);
+            self.unsent.extend(report);
+        }
+        let reports = self.poll(Instant::now(), server);
+        self.unsent.extend(reports);
+        while let Some(report) = self.unsent.pop_front() {
+            if !send(report.clone()) {
+                self.unsent.push_front(report);
+                break;
+            }
+        }
+        // Without a connection they are of no use: the orders come again through the next one.
+        self.unsent.truncate(UNSENT_MAX);
+    }
+
+    /// Reports something when it is known, in place of what it replaces.
+    fn expect(&mut self, due: Due) {
+        self.dues.retain(|other| !other.is_like(&due));
+        self.dues.push(due);
     }
 
     /// Follows an order. Returns what is to be reported now; the rest is reported by [`Self::poll`].
@@ -96,7 +146,7 @@ impl Transfers {
         match self.try_follow(&order, server) {
             Ok(report) => report,
             Err(Hindered::Later) => {
-                self.dues.push(Due::Again(order));
+                self.expect(Due::Again(order));
                 None
             }
             Err(Hindered::Refused(why)) => Some(Report::Refused { migration, order: kind?, why }),
@@ -104,7 +154,8 @@ impl Transfers {
     }
 
     fn try_follow(&mut self, order: &Order, server: &Server) -> Result<Option<Report>, Hindered> {
-        let of_shard = |pages: &Range<u64>, order| server.migrate(shard_of(pages, server), order, PATIENCE);
+        let of_shard =
+            |pages: &Range<u64>, order| server.migrate(shard_of(pages, server), order, PATIENCE);
         Ok(match order {
             Order::Reserve(terms) => {
                 of_shard(&terms.pages, MigrationOrder::Reserve(taken(terms)))?;
@@ -117,7 +168,8 @@ impl Transfers {
             }
             Order::Take { terms, .. } => {
                 of_shard(&terms.pages, MigrationOrder::Begin(taken(terms)))?;
-                self.dues.push(Due::Progress(terms.clone()));
+                self.reported.remove(&terms.migration);
+                self.expect(Due::Progress(terms.clone()));
                 None
             }
             Order::Withdraw(id) => {
@@ -127,8 +179,7 @@ impl Transfers {
             }
             Order::Settle(terms) => {
                 of_shard(&terms.pages, MigrationOrder::Stop(taken(terms)))?;
-                self.dues.retain(|due| !matches!(due, Due::Progress(of) if of.migration == terms.migration));
-                self.dues.push(Due::Settled(terms.clone()));
+                self.expect(Due::Settled(terms.clone()));
                 None
             }
             Order::Forget(id) => {
@@ -139,6 +190,7 @@ impl Transfers {
                 // Nothing is reserved for a migration that is not known.
                 in_one(server, &MigrationOrder::Finish(*id))?;
                 self.reported.remove(id);
+                self.dues.retain(|due| !matches!(due, Due::Progress(of) | Due::Settled(of) if of.migration == *id));
                 Some(Report::Released(*id))
             }
             Order::Learn(elsewhere) => {
@@ -147,7 +199,7 @@ impl Transfers {
                 Some(Report::Learned { home, version })
             }
             Order::Report { home, round } => {
-                self.dues.push(Due::Claims { home: *home, round: *round });
+                self.expect(Due::Claims { home: *home, round: *round });
                 None
             }
             Order::Lose { node, began } => {
@@ -327,4 +379,3 @@ fn subject(order: &Order) -> (u64, Option<OrderKind>) {
         Order::Learn(_) | Order::Lose { .. } | Order::Report { .. } => (0, None),
     }
 }
-

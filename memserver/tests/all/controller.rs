@@ -6,10 +6,11 @@ use std::{
 };
 
 use bluebridge_northbound::proto::{
-    AllocationsRequest, AllocationsResponse, AttendRequest, AttendResponse, HeartbeatRequest,
-    HeartbeatResponse, JoinRequest, JoinResponse, LeaveRequest, LeaveResponse, PurgeRequest,
-    PurgeResponse, StatisticsRequest, StatisticsResponse, StatusRequest, StatusResponse,
-    WatchRequest, WatchResponse,
+    AllocationsRequest, AllocationsResponse, AttendRequest, AttendResponse, CancelMigrationRequest,
+    CancelMigrationResponse, HeartbeatRequest, HeartbeatResponse, JoinRequest, JoinResponse,
+    LeaveRequest, LeaveResponse, MigrateRequest, MigrateResponse, MigrationsRequest,
+    MigrationsResponse, PurgeRequest, PurgeResponse, StatisticsRequest, StatisticsResponse,
+    StatusRequest, StatusResponse, WatchRequest, WatchResponse,
     attend_request::Body as ReplyBody,
     attend_response::Body as QueryBody,
     controller_server::{Controller, ControllerServer},
@@ -93,6 +94,27 @@ impl Operations for Service {
         &self,
         _: Request<StatisticsRequest>,
     ) -> Result<Response<StatisticsResponse>, Status> {
+        Err(Status::unimplemented("a memory server does not call this"))
+    }
+
+    async fn migrate(
+        &self,
+        _: Request<MigrateRequest>,
+    ) -> Result<Response<MigrateResponse>, Status> {
+        Err(Status::unimplemented("a memory server does not call this"))
+    }
+
+    async fn cancel_migration(
+        &self,
+        _: Request<CancelMigrationRequest>,
+    ) -> Result<Response<CancelMigrationResponse>, Status> {
+        Err(Status::unimplemented("a memory server does not call this"))
+    }
+
+    async fn migrations(
+        &self,
+        _: Request<MigrationsRequest>,
+    ) -> Result<Response<MigrationsResponse>, Status> {
         Err(Status::unimplemented("a memory server does not call this"))
     }
 }

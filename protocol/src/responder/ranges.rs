@@ -261,9 +261,7 @@ impl Ranges {
         let local = adopted.local_pages();
         let is_its = |other: &Adopted| {
             let all = other.local_pages();
-            all.start <= local.start
-                && local.end <= all.end
-                && other.part(&local) == *adopted
+            all.start <= local.start && local.end <= all.end && other.part(&local) == *adopted
         };
         let Some(index) = self.adopted.iter().position(is_its) else { return false };
         let whole = self.adopted.remove(index);
