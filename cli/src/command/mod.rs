@@ -94,6 +94,8 @@ enum Command {
     /// Run a memory server in the foreground
     Memserver(memserver::MemoryServer),
     List(operator::list::List),
+    Migrate(operator::migrate::Migrate),
+    Migrations(operator::migrations::Migrations),
     Notices(memory::notices::Notices),
     /// Measure the pager's page faults
     #[command(subcommand)]
@@ -161,6 +163,8 @@ pub fn run() -> ExitCode {
         Command::Host(command) => host::run(command, line.global),
         Command::List(command) => operator::list::run(command, line.global),
         Command::Memserver(command) => memserver::run(command),
+        Command::Migrate(command) => operator::migrate::run(command, line.global),
+        Command::Migrations(command) => operator::migrations::run(command, line.global),
         Command::Notices(command) => memory::notices::run(command, line.global),
         Command::Ping(command) => memory::ping::run(command, line.global),
         Command::Purge(command) => operator::purge::run(command, line.global),
@@ -436,6 +440,8 @@ mod tests {
             "experiment key-value",
             "experiment testswap",
             "memserver",
+            "migrate",
+            "migrations cancel",
             "page demo",
             "rack exec",
             "rack logs",

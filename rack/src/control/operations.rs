@@ -54,3 +54,48 @@ pub fn statistics(
         operations.statistics(request).await.map(tonic::Response::into_inner)
     })
 }
+
+/// Moves memory to another memory server.
+///
+/// # Errors
+/// [`ControlError`]; without a response, it may move.
+pub fn migrate(
+    controller: &Contact,
+    request: proto::MigrateRequest,
+    patience: Duration,
+) -> Result<proto::MigrateResponse, ControlError> {
+    call_within(patience, Peer::Controller, controller, async |channel| {
+        let mut operations = OperationsClient::new(channel);
+        operations.migrate(request).await.map(tonic::Response::into_inner)
+    })
+}
+
+/// Ends a migration.
+///
+/// # Errors
+/// [`ControlError`].
+pub fn cancel_migration(
+    controller: &Contact,
+    request: proto::CancelMigrationRequest,
+    patience: Duration,
+) -> Result<(), ControlError> {
+    call_within(patience, Peer::Controller, controller, async |channel| {
+        let mut operations = OperationsClient::new(channel);
+        operations.cancel_migration(request).await.map(|_| ())
+    })
+}
+
+/// Every open migration and the last closed ones.
+///
+/// # Errors
+/// [`ControlError`].
+pub fn migrations(
+    controller: &Contact,
+    patience: Duration,
+) -> Result<Vec<proto::Migration>, ControlError> {
+    call_within(patience, Peer::Controller, controller, async |channel| {
+        let mut operations = OperationsClient::new(channel);
+        let response = operations.migrations(proto::MigrationsRequest {}).await?;
+        Ok(response.into_inner().migrations)
+    })
+}

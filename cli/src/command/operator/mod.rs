@@ -4,6 +4,8 @@
 //! do not disturb a program that is one.
 
 pub(super) mod list;
+pub(super) mod migrate;
+pub(super) mod migrations;
 pub(super) mod purge;
 pub(crate) mod stat;
 

@@ -172,7 +172,7 @@ fn row(server: &Server, response: &Response) -> Vec<String> {
 }
 
 /// Pages in the largest unit that gives at least 1.
-fn size(pages: u64) -> String {
+pub(super) fn size(pages: u64) -> String {
     let bytes = pages as f64 * PAGE_BYTES as f64;
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB")];
     let fitting = units.iter().find(|(shift, _)| bytes >= (1_u64 << shift) as f64);

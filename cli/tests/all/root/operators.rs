@@ -72,6 +72,20 @@ fn operators_look_and_free_beside_a_program_that_is_the_endpoint() {
 }
 
 /// The state of a member.
+#[test]
+fn memory_servers_that_cannot_move_memory_are_named() {
+    let rack = TestRack::up("cmd-migrate", &["--memory", "16M"]);
+    let migrate = || rack.failure(&["migrate", "s1:0-7", "--to", "s2"]);
+    until("s1 has a connection", || !migrate().1.contains("has no connection"));
+    let (code, words) = migrate();
+    assert_eq!(code, Some(3), "{words}");
+    assert!(words.contains("memory server s1 does not support migration"), "{words}");
+    assert_eq!(rack.text(&["migrations", "--watch"]), "there are no migrations");
+    let (code, words) = rack.failure(&["migrations", "cancel", "7"]);
+    assert_eq!(code, Some(2), "{words}");
+    assert!(words.contains("there is no migration 7"), "{words}");
+}
+
 fn of_node_named(members: &Value, name: &str) -> String {
     let member = members.as_array().expect("rows").iter().find(|it| it["name"] == name);
     member.map_or_else(String::new, |it| it["state"].as_str().expect("text").to_owned())

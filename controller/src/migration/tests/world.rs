@@ -173,6 +173,8 @@ pub(super) struct World {
     disk: Disk,
     nodes: BTreeMap<NodeId, Node>,
     network: Vec<Message>,
+    /// Reports of connections that ended, which may be read while the next one is open.
+    late: Vec<(NodeId, u64, Report)>,
     rng: SmallRng,
     links: u64,
     epochs: u64,
@@ -197,6 +199,7 @@ impl World {
             disk: Disk::default(),
             nodes,
             network: Vec::new(),
+            late: Vec::new(),
             rng: SmallRng::seed_from_u64(seed),
             links: 0,
             epochs: 0,
@@ -261,15 +264,10 @@ impl World {
     fn disconnect(&mut self, id: NodeId) {
         let node = self.node(id);
         if let Some(number) = node.link.take() {
-            // A report of the old connection may be read after the new one began.
-            let late = node.outbox.pop_front();
+            let late = std::mem::take(&mut node.outbox);
             node.inbox.clear();
-            node.outbox.clear();
+            self.late.extend(late.into_iter().map(|report| (id, number, report)));
             self.core.disconnect(id, number);
-            if let Some(late) = late {
-                let now = self.now;
-                self.core.handle(now, id, number, late).unwrap();
-            }
             self.commit();
         }
     }
@@ -753,6 +751,12 @@ impl World {
                 });
             }
             984..987 => self.restart_controller(),
+            987..994 => {
+                if let Some((from, link, report)) = self.late.pop() {
+                    self.core.handle(self.now, from, link, report).unwrap();
+                    self.commit();
+                }
+            }
             _ => self.core.retry(),
         }
         self.check();

@@ -1,0 +1,176 @@
+//! `bluebridge migrate`: moves memory to another memory server while it is used.
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use bluebridge_northbound::proto;
+use bluebridge_rack::control::operations::{allocations, migrate};
+use bluebridge_wire::address::PAGE_SHIFT;
+use bluebridge_wire::{NodeId, Pointer, PointerError};
+use clap::Args;
+use serde_json::json;
+
+use super::{Chosen, Servers, pick};
+use crate::command::Global;
+use crate::exit::{Exit, UsageError};
+use crate::output;
+
+/// Move memory to another memory server while it is used; only for operators of the controller.
+///
+/// Pointers stay the same. `bluebridge migrations` shows the progress.
+#[derive(Debug, Args)]
+pub(in crate::command) struct Migrate {
+    /// The allocation of a pointer, all pages of a memory server (its name or id), or some of them: s1:0-1023. Pages are
+    /// numbered as in pointers, and moved in whole lines of 8
+    #[arg(value_name = "POINTER|SERVER[:FIRST-LAST]")]
+    what: What,
+    /// The memory server that is to serve them, by name or id
+    #[arg(long, value_name = "SERVER")]
+    to: String,
+    #[command(flatten)]
+    servers: Servers,
+}
+
+/// What to move.
+#[derive(Clone, Debug, Eq, PartialEq)]
+enum What {
+    Pointer(Pointer),
+    Server { name: String, pages: Option<Range<u64>> },
+}
+
+/// Why the words name nothing that can move.
+#[derive(Clone, Debug, Eq, PartialEq)]
+struct Unreadable(String);
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(text) = self;
+        write!(f, "{text:?} is neither a pointer nor a memory server with pages, such as s1:0-1023")
+    }
+}
+
+impl std::error::Error for Unreadable {}
+
+impl FromStr for What {
+    type Err = Box<dyn std::error::Error + Send + Sync>;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.parse::<Pointer>() {
+            Ok(pointer) => return Ok(Self::Pointer(pointer)),
+            Err(PointerError::NotIpv6) => {}
+            // It is an address: the words of the error say what is wrong with it.
+            Err(error) => return Err(error.into()),
+        }
+        let unreadable = || Unreadable(text.to_owned());
+        let (name, pages) = match text.split_once(':') {
+            Some((name, pages)) => (name, Some(parse_pages(pages).ok_or_else(unreadable)?)),
+            None => (text, None),
+        };
+        if !bluebridge_northbound::is_name(name) {
+            return Err(unreadable().into());
+        }
+        Ok(Self::Server { name: name.to_owned(), pages })
+    }
+}
+
+/// Pages from the first to the last.
+fn parse_pages(text: &str) -> Option<Range<u64>> {
+    let (first, last) = text.split_once('-')?;
+    let (first, last) = (first.parse::<u64>().ok()?, last.parse::<u64>().ok()?);
+    let end = last.checked_add(1)?;
+    (first < end).then_some(first..end)
+}
+
+pub(in crate::command) fn run(options: Migrate, global: Global) -> anyhow::Result<Exit> {
+    let Migrate { what, to, servers } = options;
+    let chosen = servers.choose(None)?;
+    let to = pick(chosen.servers.clone(), &to)?;
+    let request = match what {
+        What::Pointer(pointer) => of_pointer(&servers, &chosen, pointer)?,
+        What::Server { name, pages } => {
+            let home = pick(chosen.servers.clone(), &name)?;
+            let pages = pages.unwrap_or_default();
+            proto::MigrateRequest {
+                server: home.id.into(),
+                space: servers.space.into(),
+                first_page: pages.start,
+                page_count: pages.end - pages.start,
+                ..proto::MigrateRequest::default()
+            }
+        }
+    };
+    let request = proto::MigrateRequest { to: to.id.into(), ..request };
+    let recorded = migrate(&chosen.controller, request, servers.deadline.0)?.migrations;
+    if global.json {
+        output::json(&json!({ "migrations": recorded }))?;
+        return Ok(Exit::Ok);
+    }
+    let ids: Vec<String> = recorded.iter().map(u64::to_string).collect();
+    let noun = if ids.len() == 1 { "migration" } else { "migrations" };
+    output::text(&format!(
+        "{noun} {} to {}; `bluebridge migrations --watch` shows the progress",
+        ids.join(", "),
+        to.name
+    ))?;
+    Ok(Exit::Ok)
+}
+
+/// The request for the allocation that begins at a pointer; for its line, if the home lists no such allocation.
+fn of_pointer(
+    servers: &Servers,
+    chosen: &Chosen,
+    pointer: Pointer,
+) -> anyhow::Result<proto::MigrateRequest> {
+    if pointer.space.0 != servers.space {
+        let (theirs, ours) = (pointer.space, servers.space);
+        let words = format!("the pointer is of space {theirs}, not {ours}; use --space {theirs}");
+        return Err(UsageError(words).into());
+    }
+    let NodeId(home) = pointer.node;
+    let page = pointer.location.page();
+    let request = proto::AllocationsRequest {
+        server: home.into(),
+        space: servers.space.into(),
+        from_page: page,
+        limit: 1,
+        client: None,
+    };
+    // The home may be away, or the memory may have moved: then its line can still move.
+    let listed = allocations(&chosen.controller, request, servers.deadline.0).ok();
+    let found = listed.and_then(|listed| listed.allocations.into_iter().next());
+    let begins_here = |found: &proto::Allocation| {
+        let octets = <[u8; 16]>::try_from(found.pointer.as_slice()).unwrap_or_default();
+        let at = u128::from_be_bytes(octets);
+        at >> PAGE_SHIFT == u128::from(pointer.page_start().to_ipv6()) >> PAGE_SHIFT
+    };
+    let pages = found.filter(begins_here).map_or(1, |found| u64::from(found.pages));
+    Ok(proto::MigrateRequest {
+        server: home.into(),
+        space: servers.space.into(),
+        generation: Some(pointer.location.generation().number().into()),
+        first_page: page,
+        page_count: pages,
+        to: 0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_moves_is_a_pointer_or_a_server_with_pages() {
+        let server = |name: &str, pages| What::Server { name: name.to_owned(), pages };
+        let parse = |text: &str| text.parse::<What>().map_err(|error| error.to_string());
+        assert_eq!(parse("s1"), Ok(server("s1", None)));
+        assert_eq!(parse("2:8-15"), Ok(server("2", Some(8..16))));
+        let pointer = "fdbb:1:1:3:4::1000";
+        assert_eq!(parse(pointer), Ok(What::Pointer(pointer.parse().expect("a pointer"))));
+        for bad in ["", "s1:", "s1:8", "s1:9-8", "s1:-1", "s1:0-18446744073709551615", "a b"] {
+            assert!(parse(bad).expect_err(bad).contains("neither a pointer nor"), "{bad}");
+        }
+        let endpoint = parse("fdbb:1:1::8000:0:0:0").expect_err("no memory");
+        assert!(endpoint.contains("names an endpoint"), "{endpoint}");
+    }
+}
