@@ -820,7 +820,7 @@ fn the_states_of_lines_are_told() {
     world.adopt(1);
     assert_eq!(placed(&world.arenas[0]), [(8, Placed::Given)]);
     let placed = placed(&world.arenas[1]);
-    assert_eq!(placed[0], (at(0), Placed::Given), "it went home");
+    assert_eq!(placed[0], (at(0), Placed::GivenOn(home_line(0, 0))), "it went home");
     assert_eq!(placed.len(), 2);
 }
 
