@@ -209,12 +209,12 @@ enum Turn {
     Done(Option<u64>),
 }
 
-/// Allocations in ranges that another node serves now, or has here, are left to that node.
+/// Allocations of which another node serves pages now are listed, and not freed.
 fn is_wanted(query: &Query, allocation: &Allocation, responder: &Responder) -> bool {
     let creators = &query.creators;
     allocation.space == query.space
         && (creators.is_empty() || creators.iter().any(|it| it.contain(allocation.creator)))
-        && responder.is_own_page(allocation.grant.location.page())
+        && (!query.frees || responder.is_own_page(allocation.grant.location.page()))
 }
 
 fn found(allocation: Allocation, now: Timestamp, responder: &Responder) -> Found {

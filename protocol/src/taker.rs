@@ -4,6 +4,9 @@
 //! at once. A line that is staged is *in doubt* until its giver said whose it is, for as long as that takes: neither time,
 //! nor the end of this process, nor the controller decide it. Only the loss of the giver's memory does.
 
+#[cfg(test)]
+mod tests;
+
 use core::{ops::Range, time::Duration};
 
 use bluebridge_wire::{
@@ -261,11 +264,11 @@ impl Taker {
             let home = match placed {
                 Placed::Staged(home, _) | Placed::Adopted(home) => home,
                 Placed::Given if is_home => HomeLine { first_page: page, ..order.home_line(0) },
-                Placed::Given => return,
+                Placed::Given | Placed::GivenOn(_) => return,
             };
             let Some(line) = order.number(home) else { return };
             lines[line as usize] = match placed {
-                Placed::Given => LineState::Left,
+                Placed::Given | Placed::GivenOn(_) => LineState::Left,
                 Placed::Adopted(_) => {
                     let pages = store.line(page).map(|line| line.pages);
                     extend(&mut generations, &pages.unwrap_or_default());

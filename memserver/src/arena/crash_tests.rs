@@ -777,13 +777,13 @@ fn play_lines(seed: u64, step_count: usize) -> (usize, usize, BTreeMap<&'static 
 #[test]
 fn lines_are_at_one_server_whenever_a_process_is_killed() {
     let (mut cuts, mut takeover_cuts, mut counts) = (0, 0, BTreeMap::<_, usize>::new());
-    for seed in 0..12 {
+    for seed in 0..8 {
         let (more, takeover_more, of_seed) = play_lines(seed, 150);
         (cuts, takeover_cuts) = (cuts + more, takeover_cuts + takeover_more);
         of_seed.into_iter().for_each(|(name, count)| *counts.entry(name).or_default() += count);
     }
     println!("{cuts} cuts, {takeover_cuts} of them in a process that takes over: {counts:?}");
-    assert!(cuts > 12_000 && takeover_cuts > 8_000, "only {cuts} and {takeover_cuts} cuts");
+    assert!(cuts > 8_000 && takeover_cuts > 6_000, "only {cuts} and {takeover_cuts} cuts");
 }
 
 /// An own line comes back, is complete, and nobody knows whose it is: then the process ends.

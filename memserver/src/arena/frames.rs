@@ -128,7 +128,8 @@ impl Pages {
                 }
             }
             let is_good = match self.entry(line).state {
-                LineEntry::DEFAULT | LineEntry::GIVEN => true,
+                LineEntry::DEFAULT => true,
+                LineEntry::GIVEN => self.is_own(line) || self.has_name(line),
                 LineEntry::STAGED => self.frame(line).is_some() && self.has_name(line),
                 LineEntry::ADOPTED => {
                     !self.is_own(line) && self.frame(line).is_some() && self.has_name(line)

@@ -550,7 +550,8 @@ impl LineStore for Arena {
             let placed = match state {
                 LineEntry::STAGED => Placed::Staged(name(), Taken { migration, epoch }),
                 LineEntry::ADOPTED => Placed::Adopted(name()),
-                LineEntry::GIVEN => Placed::Given,
+                LineEntry::GIVEN if self.pages.is_own(line) => Placed::Given,
+                LineEntry::GIVEN => Placed::GivenOn(name()),
                 _ => continue,
             };
             each(self.page_at(line * LINE_PAGES), placed);

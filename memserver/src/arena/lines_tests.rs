@@ -820,7 +820,7 @@ fn the_states_of_lines_are_told() {
     world.adopt(1);
     assert_eq!(placed(&world.arenas[0]), [(8, Placed::Given)]);
     let placed = placed(&world.arenas[1]);
-    assert_eq!(placed[0], (at(0), Placed::Given), "it went home");
+    assert_eq!(placed[0], (at(0), Placed::GivenOn(home_line(0, 0))), "it went home");
     assert_eq!(placed.len(), 2);
 }
 
@@ -845,9 +845,9 @@ fn allowances_are_kept_as_they_were_given_first() {
     }
     assert!(!arena.keep_allowance(&allowance(65), true), "there is no room");
     assert_eq!(arena.last_migration(), 64);
-    let raised = Allowance { taker_incarnation: 4, ..allowance(2) };
-    assert!(arena.keep_allowance(&raised, false));
-    assert_eq!(kept(&arena)[..2], [(allowance(1), true), (raised, false)]);
+    let other = Allowance { taker_incarnation: 4, ..allowance(2) };
+    assert!(arena.keep_allowance(&other, false));
+    assert_eq!(kept(&arena)[..2], [(allowance(1), true), (allowance(2), false)]);
     arena.forget_allowance(1);
     arena.forget_allowance(77);
     assert_eq!(kept(&arena).len(), 63);

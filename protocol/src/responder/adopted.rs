@@ -2,23 +2,15 @@
 
 use core::ops::Range;
 
-use bluebridge_wire::{
-    ArenaGeneration, Fence, NodeId, Space,
-    address::{LINE_PAGES, PAGE_SHIFT, SHARD_SHIFT},
-};
+use bluebridge_wire::{ArenaGeneration, Fence, NodeId, Space, address::LINE_PAGES};
 
 use super::{Event, Responder, ranges::Adopted, sessions::RequesterId};
 use crate::{
     Timestamp,
-    store::{ADOPTED_PAGES_FROM, HomeLine, PageStore, Placed, Taken},
+    store::{HomeLine, PageStore, Placed, Taken},
 };
 
 const LINE: u64 = LINE_PAGES as u64;
-
-/// Whether a page of a store is a place for others' pages.
-const fn is_place(page: u64) -> bool {
-    page % (1 << (SHARD_SHIFT - PAGE_SHIFT)) >= ADOPTED_PAGES_FROM
-}
 
 const fn line(first_page: u64) -> Range<u64> {
     first_page..first_page + LINE
@@ -136,10 +128,14 @@ impl Responder {
             lines.raise_lease_floor(self.leases.last_epoch());
         }
         self.givings.resume(lines.last_migration(), self.leases.process());
-        let mut given = Vec::new();
+        let (mut given, mut given_on) = (Vec::new(), Vec::new());
         let ranges = &mut self.ranges;
         lines.placed(&mut |page, placed| match placed {
             Placed::Given => given.push(page),
+            Placed::GivenOn(home) => {
+                given.push(page);
+                given_on.push((page, home));
+            }
             Placed::Adopted(home) => ranges.adopt_line(adopted(page, home)),
             Placed::Staged(home, _) if self.node == home.node => {
                 ranges.add_moved_somewhere(line(page));
@@ -159,10 +155,14 @@ impl Responder {
             }
             for row in giving.rows(true) {
                 given.retain(|page| !row.contains(page));
+                // The taker asks for its lines by the names that they have at home.
+                for (page, home) in given_on.iter().filter(|(page, _)| row.contains(page)) {
+                    self.ranges.adopt_line(adopted(*page, *home));
+                }
             }
         }
         for page in given {
-            if is_place(page) {
+            if given_on.iter().any(|(place, _)| *place == page) {
                 // The earlier process was about to clear it.
                 lines.clear_given(line(page));
             } else {

@@ -218,12 +218,12 @@ impl LeaseTable {
     }
 
     /// Grants have epochs above all that another process can have granted, whose epochs are above this one: unless
-    /// there are 2^40 of them, they have the same upper part. After the last one comes the first, when the leases of
-    /// 255 processes ago are long over.
+    /// there are 2^40 of them, they have the same upper part. Above the last one there is none; then the epochs are those
+    /// of the server's incarnation, so that at least the next processes do not have the same.
     pub(super) const fn begin_above(&mut self, floor: u64) {
-        let next = (floor >> EPOCH_COUNT_BITS) + 1;
-        if next << EPOCH_COUNT_BITS > self.last_epoch {
-            self.last_epoch = (next & 0xff) << EPOCH_COUNT_BITS;
+        let next = ((floor >> EPOCH_COUNT_BITS) + 1) << EPOCH_COUNT_BITS;
+        if next > self.last_epoch && next <= LEASE_EPOCH_MAX {
+            self.last_epoch = next;
         }
     }
 

@@ -48,7 +48,7 @@ mod session_index;
 mod sessions;
 mod shares;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod trains;
 mod write;
 

@@ -48,8 +48,10 @@ pub enum Placed {
     Staged(HomeLine, Taken),
     /// A line of another server, which this one serves.
     Adopted(HomeLine),
-    /// It is another server's now.
+    /// An own line that is another server's now.
     Given,
+    /// A line of another server that this one served, and that is a third one's now.
+    GivenOn(HomeLine),
 }
 
 /// The permission to take lines away, as the controller recorded the migration.

@@ -13,13 +13,13 @@ use super::{
     *,
 };
 
-const TAKER: NodeId = NodeId(30);
-const TAKER_INCARNATION: u32 = 7;
-const MIGRATION: u64 = 5;
-const EPOCH: u32 = 12;
-const LINE: u64 = LINE_PAGES as u64;
+pub(super) const TAKER: NodeId = NodeId(30);
+pub(super) const TAKER_INCARNATION: u32 = 7;
+pub(super) const MIGRATION: u64 = 5;
+pub(super) const EPOCH: u32 = 12;
+pub(super) const LINE: u64 = LINE_PAGES as u64;
 
-fn allowance(pages: Range<u64>) -> Allowance {
+pub(super) fn allowance(pages: Range<u64>) -> Allowance {
     Allowance {
         migration: MIGRATION,
         range_epoch: EPOCH,
@@ -31,25 +31,25 @@ fn allowance(pages: Range<u64>) -> Allowance {
 }
 
 impl World {
-    fn allow(&mut self, allowance: &Allowance) -> Result<(), AllowError> {
+    pub(super) fn allow(&mut self, allowance: &Allowance) -> Result<(), AllowError> {
         self.responder.allow(allowance, &mut self.store)
     }
 
-    fn withdraw(&mut self, migration: u64) -> Result<(), AllowError> {
+    pub(super) fn withdraw(&mut self, migration: u64) -> Result<(), AllowError> {
         self.responder.withdraw(self.now, migration, &mut self.store)
     }
 
-    fn close(&mut self, migration: u64) -> Result<(), AllowError> {
+    pub(super) fn close(&mut self, migration: u64) -> Result<(), AllowError> {
         self.responder.close_migration(migration, &mut self.store)
     }
 
     /// The pages that are the taker's, by their rows' beginnings and ends.
-    fn given(&self, migration: u64) -> Vec<(u64, u64)> {
+    pub(super) fn given(&self, migration: u64) -> Vec<(u64, u64)> {
         self.responder.given(migration).unwrap().map(|row| (row.start, row.end)).collect()
     }
 
     /// The status of a READ by the first client, the node in the reply, and its detail.
-    fn look(&mut self, at: Pointer) -> (Status, u16, u32) {
+    pub(super) fn look(&mut self, at: Pointer) -> (Status, u16, u32) {
         let request = self.read_request(at, 64);
         let reply = self.one(&request);
         (reply.status, reply.header.node, reply.header.detail)
@@ -57,14 +57,14 @@ impl World {
 }
 
 /// A client that takes lines.
-struct Taker(Client);
+pub(super) struct Taker(pub(super) Client);
 
 impl Taker {
-    fn open(world: &mut World) -> Self {
+    pub(super) fn open(world: &mut World) -> Self {
         Self(Client::open(world, TAKER, TAKER_INCARNATION))
     }
 
-    fn request(&mut self, command: Command, line: Pointer) -> TestRequest {
+    pub(super) fn request(&mut self, command: Command, line: Pointer) -> TestRequest {
         let request = self.0.request(command, Pointer { tag: Tag(0), ..line }, LINE_BYTES);
         let request = request.at_endpoint().with(|header| {
             (header.range_epoch, header.page_version) = (EPOCH, MIGRATION);
@@ -72,34 +72,34 @@ impl Taker {
         TestRequest { from: endpoint(self.0.node), ..request }
     }
 
-    fn keep_request(&mut self, line: Pointer, epoch: u64) -> TestRequest {
+    pub(super) fn keep_request(&mut self, line: Pointer, epoch: u64) -> TestRequest {
         self.request(Command::Keep, line).with(|header| header.lease_epoch = epoch)
     }
 
     /// Takes a line and returns the epoch.
-    fn take(&mut self, world: &mut World, line: Pointer) -> u64 {
+    pub(super) fn take(&mut self, world: &mut World, line: Pointer) -> u64 {
         let reply = world.one(&self.request(Command::Take, line));
         assert_eq!(reply.status, Status::Ok);
         reply.header.lease_epoch
     }
 
-    fn keep(&mut self, world: &mut World, line: Pointer, epoch: u64) -> Reply {
+    pub(super) fn keep(&mut self, world: &mut World, line: Pointer, epoch: u64) -> Reply {
         world.one(&self.keep_request(line, epoch))
     }
 
     /// Takes and keeps a line.
-    fn move_line(&mut self, world: &mut World, line: Pointer) {
+    pub(super) fn move_line(&mut self, world: &mut World, line: Pointer) {
         let epoch = self.take(world, line);
         assert_eq!(self.keep(world, line, epoch).status, Status::Ok);
     }
 }
 
-fn lost(reply: &Reply) -> (Status, Option<LeaseEnd>) {
+pub(super) fn lost(reply: &Reply) -> (Status, Option<LeaseEnd>) {
     (reply.status, LeaseEnd::from_code(reply.header.detail))
 }
 
 /// An allocation of two lines and half of a third, with a migration of all three; the pointers to the lines.
-fn given() -> (World, [Pointer; 3], Taker) {
+pub(super) fn given() -> (World, [Pointer; 3], Taker) {
     let mut world = World::new();
     let at = world.create(20);
     assert_eq!(world.write(at, &stamp(LINE_BYTES, 1)), Status::Ok);

@@ -2,6 +2,7 @@
 
 #![allow(clippy::cast_possible_truncation, reason = "the numbers of these tests are small")]
 
+mod adopted;
 mod anywhere;
 mod checks;
 mod commands;
@@ -13,7 +14,7 @@ mod leases;
 mod model;
 mod operator;
 mod sessions;
-mod store;
+pub(crate) mod store;
 mod trains;
 mod waiting;
 mod window;

@@ -85,6 +85,11 @@ pub(crate) struct PlainStore {
     pub(crate) allowance_limit: usize,
     last_migration: u64,
     lease_floor: u64,
+    reserved: BTreeSet<u64>,
+    staged: BTreeMap<u64, (HomeLine, Taken)>,
+    pub(crate) adopted: BTreeMap<u64, HomeLine>,
+    /// What it was told of lines that come, in order.
+    pub(crate) told: Vec<&'static str>,
 }
 
 impl PlainStore {
@@ -112,7 +117,30 @@ impl PlainStore {
             allowance_limit: usize::MAX,
             last_migration: 0,
             lease_floor: 0,
+            reserved: BTreeSet::new(),
+            staged: BTreeMap::new(),
+            adopted: BTreeMap::new(),
+            told: Vec::new(),
         }
+    }
+
+    /// The process ends; what it did not keep is gone.
+    pub(crate) fn restart(&mut self) {
+        self.pages.iter_mut().for_each(|page| page.is_withheld = false);
+        self.reserved = self.staged.keys().copied().collect();
+        for page in self.reserved.clone() {
+            self.set_withheld(page, true);
+        }
+        // Nobody needs their memory.
+        self.cleared.extend(&self.given);
+        let session_count = self.readers.as_ref().map(|readers| readers.sessions.len());
+        self.readers = session_count.map(SharedParts::new);
+    }
+
+    fn set_withheld(&mut self, first_page: u64, is_withheld: bool) {
+        let first = first_page as usize;
+        let pages = self.pages[first..first + LINE_PAGES].iter_mut();
+        pages.for_each(|page| page.is_withheld = is_withheld);
     }
 
     pub(crate) fn used_pages(&self) -> usize {
@@ -282,20 +310,23 @@ impl PageStore for PlainStore {
     }
 }
 
-/// It gives lines, and has no room for those of others.
+/// Places for the lines of others are those of own lines that are not used.
 impl LineStore for PlainStore {
     fn line(&self, first_page: u64) -> Option<Line> {
         let first = first_page as usize;
         let pages = self.pages.get(first..first + LINE_PAGES)?.iter().zip(first..);
+        // Its allocations are complete at home.
+        let is_adopted = self.adopted.contains_key(&first_page);
         let mut is_settled = true;
         let mut line = [LinePage::default(); LINE_PAGES];
         for (out, (page, number)) in line.iter_mut().zip(pages) {
             let part = match page.held {
                 None => Part::Free,
                 Some((start, pages, ..)) if start == number => Part::First { pages: pages as u32 },
-                Some((start, ..)) => Part::Further { distance: (number - start) as u32 },
+                Some((start, ..)) => Part::Further { distance: number.wrapping_sub(start) as u32 },
             };
-            is_settled &= page.held.is_none_or(|held| self.completed.contains(&(held.0 as u64)));
+            is_settled &= is_adopted
+                || page.held.is_none_or(|held| self.completed.contains(&(held.0 as u64)));
             *out = LinePage {
                 version: page.version,
                 part,
@@ -326,32 +357,97 @@ impl LineStore for PlainStore {
         }
     }
 
-    fn reserve(&mut self, _lines: u32) -> Option<Vec<Range<u64>>> {
-        None
+    fn reserve(&mut self, lines: u32) -> Option<Vec<Range<u64>>> {
+        let is_idle = |line: &usize| {
+            let pages = &self.pages[line * LINE_PAGES..(line + 1) * LINE_PAGES];
+            pages.iter().all(|page| page.held.is_none() && !page.is_withheld)
+        };
+        let idle = (0..self.pages.len() / LINE_PAGES).filter(is_idle).take(lines as usize);
+        let places: Vec<u64> = idle.map(|line| (line * LINE_PAGES) as u64).collect();
+        if places.len() < lines as usize {
+            return None;
+        }
+        for page in &places {
+            self.reserved.insert(*page);
+            self.set_withheld(*page, true);
+        }
+        Some(places.into_iter().map(|page| page..page + LINE_PAGES as u64).collect())
     }
 
-    fn reserve_own(&mut self, _pages: Range<u64>) -> bool {
-        false
+    fn reserve_own(&mut self, pages: Range<u64>) -> bool {
+        let lines: Vec<u64> = pages.step_by(LINE_PAGES).collect();
+        let is_good = |page: &u64| self.cleared.contains(page) && !self.reserved.contains(page);
+        let are_good = lines.iter().all(is_good);
+        self.reserved.extend(lines.iter().filter(|_| are_good));
+        are_good
     }
 
-    fn release(&mut self, _pages: Range<u64>) {}
+    fn release(&mut self, pages: Range<u64>) {
+        for page in pages.step_by(LINE_PAGES) {
+            if !self.staged.contains_key(&page) && self.reserved.remove(&page) {
+                self.told.push("release");
+                self.set_withheld(page, false);
+            }
+        }
+    }
 
     fn stage(
         &mut self,
-        _first_page: u64,
-        _name: (HomeLine, Taken),
-        _pages: &LineRecord,
-        _bytes: &[u8],
+        first_page: u64,
+        name: (HomeLine, Taken),
+        pages: &LineRecord,
+        bytes: &[u8],
     ) -> Result<(), StageError> {
-        Err(StageError::NoPlace)
+        if !self.reserved.contains(&first_page) {
+            return Err(StageError::NoPlace);
+        }
+        let to = self.pages[first_page as usize..].iter_mut().zip(first_page as usize..);
+        for ((page, bytes), (to, number)) in pages.iter().zip(bytes.chunks(PAGE_BYTES)).zip(to) {
+            let tag = page.colour.map_or(0, |(_, tag)| tag.0);
+            to.held = match page.part {
+                Part::Free => None,
+                Part::First { pages } => Some((number, pages as usize, tag, page.space)),
+                // The first page may be elsewhere.
+                Part::Further { distance } => {
+                    Some((number.wrapping_sub(distance as usize), 0, tag, page.space))
+                }
+            };
+            let is_written = page.contents == PageContents::Written;
+            to.bytes = if is_written { bytes.to_vec() } else { vec![0; PAGE_BYTES] };
+            (to.last_tag, to.version) = (tag, to.version.max(page.version));
+        }
+        self.staged.insert(first_page, name);
+        self.told.push("stage");
+        Ok(())
     }
 
-    fn adopt(&mut self, _first_page: u64) {}
+    fn adopt(&mut self, first_page: u64) {
+        let Some((home, _)) = self.staged.remove(&first_page) else { return };
+        self.told.push("adopt");
+        self.reserved.remove(&first_page);
+        self.cleared.remove(&first_page);
+        self.set_withheld(first_page, false);
+        if !self.given.remove(&first_page) {
+            self.adopted.insert(first_page, home);
+        }
+    }
 
-    fn drop_staged(&mut self, _first_page: u64) {}
+    fn drop_staged(&mut self, first_page: u64) {
+        if self.staged.remove(&first_page).is_some() {
+            self.told.push("drop");
+        }
+    }
 
     fn placed(&self, each: &mut dyn FnMut(u64, Placed)) {
-        self.given.iter().for_each(|page| each(*page, Placed::Given));
+        let given = self.given.iter().filter(|page| !self.staged.contains_key(page));
+        given.for_each(|page| match self.adopted.get(page) {
+            None => each(*page, Placed::Given),
+            Some(home) => each(*page, Placed::GivenOn(*home)),
+        });
+        let staged = self.staged.iter();
+        staged.for_each(|(page, (home, taken))| each(*page, Placed::Staged(*home, *taken)));
+        let adopted = self.adopted.iter().filter(|(page, _)| !self.given.contains(page));
+        adopted.for_each(|(page, home)| each(*page, Placed::Adopted(*home)));
     }
 
     fn keep_allowance(&mut self, allowance: &Allowance, is_open: bool) -> bool {
@@ -381,6 +477,7 @@ impl LineStore for PlainStore {
     }
 
     fn raise_lease_floor(&mut self, epoch: u64) {
+        self.told.push("floor");
         self.lease_floor = self.lease_floor.max(epoch);
     }
 }
