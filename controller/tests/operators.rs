@@ -357,8 +357,7 @@ fn orders_come_again_through_a_new_call() {
     runtime.block_on(async {
         let mut calls = OperationsClient::connect(controller.uri()).await.unwrap();
         let others = calls.clone();
-        let attend =
-            |of: &Membership| RawServer::open(others.clone(), of.assignment().clone(), true);
+        let attend = |of: &Membership| RawServer::open(others.clone(), *of.assignment(), true);
         let (_giver, mut first) = (attend(&giver).await, attend(&taker).await);
         let request = MigrateRequest {
             server: giver.assignment().node.0.into(),
@@ -401,7 +400,7 @@ struct RawServer {
 
 impl RawServer {
     async fn attend(calls: OperationsClient<Channel>, who: &Assignment) -> Self {
-        Self::open(calls, who.clone(), false).await
+        Self::open(calls, *who, false).await
     }
 
     async fn open(mut calls: OperationsClient<Channel>, who: Assignment, migrates: bool) -> Self {

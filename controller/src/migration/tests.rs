@@ -285,7 +285,7 @@ fn refusals_end_a_migration_with_their_reason_or_are_put_off() {
     assert!(waits.contains("s2 refused the last order"), "{waits}");
     assert_eq!(orders(&core), []);
     core.retry();
-    let terms = core.iter().next().unwrap().record.terms();
+    let terms = core.iter().find(|of| of.record.id == id).unwrap().record.terms();
     assert_eq!(orders(&core), [(2, Order::Settle(terms))]);
     let wrong = Report::Refused { migration: id, order: OrderKind::Settle, why: Refusal::Full };
     let now = Instant::now();
