@@ -9,6 +9,7 @@ mod rack_floods;
 mod rack_impaired;
 mod rack_leases;
 mod rack_members;
+mod rack_migration;
 mod rack_pager;
 mod rack_pointers;
 mod rack_redirects;

@@ -1,0 +1,182 @@
+//! Memory moves between the servers of a rack while clients use it, and the servers are killed meanwhile.
+
+use std::{
+    net::SocketAddr,
+    ops::Range,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::Duration,
+};
+
+use bluebridge::{MemoryNode, NodeId, Region};
+use bluebridge_northbound::proto;
+use bluebridge_rack::{
+    control::{Contact, operations},
+    spec::{DataPlane, Node},
+};
+use bluebridge_testkit::until;
+use bluebridge_tests::rack::{
+    RackOptions, TestRack,
+    endpoint::{Endpoint, UdpClient},
+};
+use bluebridge_wire::address::PAGE_BYTES;
+
+const PATIENCE: Duration = Duration::from_secs(5);
+const THREADS: usize = 2;
+const PAGES: usize = 4096;
+
+/// Operations that are waited for to see that traffic flows.
+const FLOW: u64 = 200;
+
+fn controller(rack: &TestRack) -> Contact {
+    let address: SocketAddr = rack.rack().layout().controller().into();
+    address.into()
+}
+
+/// Moves pages of the first server's addresses; returns the migration's id.
+fn migrate(rack: &TestRack, home: NodeId, to: NodeId, pages: &Range<u64>) -> u64 {
+    let request = proto::MigrateRequest {
+        server: home.0.into(),
+        space: 1,
+        generation: None,
+        first_page: pages.start,
+        page_count: pages.end - pages.start,
+        to: to.0.into(),
+    };
+    let recorded =
+        rack.enter(Node::Switch, || operations::migrate(&controller(rack), request, PATIENCE));
+    let recorded = recorded.unwrap_or_else(|error| panic!("{error}")).migrations;
+    let [id] = recorded[..] else { panic!("one server has all of them: {recorded:?}") };
+    id
+}
+
+fn migration(rack: &TestRack, id: u64) -> proto::Migration {
+    let all = rack.enter(Node::Switch, || operations::migrations(&controller(rack), PATIENCE));
+    let all = all.unwrap_or_else(|error| panic!("{error}"));
+    all.into_iter().find(|of| of.id == id).expect("it was recorded")
+}
+
+/// Waits until a migration is closed, with all pages at the taker.
+fn await_moved(rack: &TestRack, id: u64) {
+    let time = until("the migration is closed", || {
+        migration(rack, id).stage() == proto::MigrationStage::Closed
+    });
+    let closed = migration(rack, id);
+    assert_eq!((closed.kept_pages, closed.why.as_str()), (closed.page_count, ""), "{closed:?}");
+    println!("migration {id}: {} pages in {time:?}", closed.page_count);
+}
+
+/// How many directory entries lead pages of a server elsewhere.
+fn directory_entries(rack: &TestRack) -> usize {
+    let tables = rack.tables().unwrap_or_default().into_iter();
+    tables.filter(|line| line.table == "directory").count()
+}
+
+/// A page that tells its number and how often it was changed.
+fn stamp(page: usize, change: u64) -> Vec<u8> {
+    let words = [page as u64, change];
+    (0..PAGE_BYTES / 16).flat_map(|_| words.iter().flat_map(|word| word.to_le_bytes())).collect()
+}
+
+/// Changes pages of its own and reads them, until it is told to stop: every operation succeeds.
+fn work(
+    mut client: UdpClient,
+    region: Region,
+    first: usize,
+    (stop, count): (&AtomicBool, &AtomicU64),
+) {
+    let at = |page: usize| region.at((page * PAGE_BYTES) as u64).expect("inside");
+    let mut changes = vec![0; PAGES];
+    let mut bytes = vec![0; PAGE_BYTES];
+    for page in (first..PAGES).step_by(THREADS).cycle() {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        changes[page] += 1;
+        client.write(at(page), &stamp(page, changes[page])).expect("a move does not fail it");
+        let read = (page + THREADS * 301) % PAGES;
+        if read % THREADS == first && changes[read] > 0 {
+            client.read(at(read), &mut bytes).expect("a move does not fail it");
+            assert_eq!(bytes, stamp(read, changes[read]), "page {read}");
+        }
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+    for page in (first..PAGES).step_by(THREADS).filter(|page| changes[*page] > 0) {
+        client.read(at(page), &mut bytes).expect("it is served");
+        assert_eq!(bytes, stamp(page, changes[page]), "page {page}");
+    }
+}
+
+/// Runs `during` while threads use a region of the first server, and `afterwards` without them.
+fn move_about(
+    name: &str,
+    switch: DataPlane,
+    during: impl FnOnce(&mut TestRack, &dyn Fn(), [NodeId; 2], &Range<u64>),
+) {
+    let mut rack = TestRack::up(name, &RackOptions::new(switch, "9000"));
+    let endpoint = Endpoint::join(&rack, 1);
+    let servers = [1, 2].map(|number| endpoint.server(number));
+    let on_first = |seed| {
+        let mut config = endpoint.config(seed);
+        config.memory_nodes = vec![MemoryNode { node: servers[0], shard_count: 1 }];
+        config
+    };
+    let mut owner = endpoint.open(&rack, on_first(1));
+    let region = owner.create((PAGES * PAGE_BYTES) as u64).expect("there is room");
+    let first = region.base().location.page();
+    let pages = first..first + PAGES as u64;
+    let (stop, count) = (AtomicBool::new(false), AtomicU64::new(0));
+    let clients: Vec<_> =
+        (2..2 + THREADS as u64).map(|seed| endpoint.client(&rack, seed)).collect();
+    thread::scope(|scope| {
+        let threads: Vec<_> = clients
+            .into_iter()
+            .enumerate()
+            .map(|(number, client)| {
+                let shared = (&stop, &count);
+                scope.spawn(move || work(client, region, number, shared))
+            })
+            .collect();
+        let flow = || {
+            let before = count.load(Ordering::Relaxed);
+            until("clients work", || count.load(Ordering::Relaxed) >= before + FLOW);
+        };
+        flow();
+        during(&mut rack, &flow, servers, &pages);
+        flow();
+        stop.store(true, Ordering::Relaxed);
+        threads.into_iter().for_each(|thread| thread.join().expect("it saw no error"));
+    });
+    println!("{} changes", count.load(Ordering::Relaxed));
+    owner.delete(region).expect("it is at home");
+}
+
+#[test]
+fn memory_moves_and_returns_while_clients_use_it() {
+    move_about("move", DataPlane::Ebpf, |rack, flow, [home, other], pages| {
+        let entries = directory_entries(rack);
+        await_moved(rack, migrate(rack, home, other, pages));
+        // One aligned block of 16 MiB.
+        until("the switch leads there", || directory_entries(rack) == entries + 1);
+        flow();
+        await_moved(rack, migrate(rack, home, home, pages));
+        until("the switch leads home", || directory_entries(rack) == entries);
+    });
+}
+
+#[test]
+fn memory_moves_while_its_servers_and_the_controller_are_killed() {
+    move_about("move-kill", DataPlane::Soft, |rack, flow, [home, other], pages| {
+        for (number, victim) in
+            ["memserver-s2", "memserver-s1", "controller"].into_iter().enumerate()
+        {
+            let there = migrate(rack, home, other, pages);
+            thread::sleep(Duration::from_millis(20 * number as u64));
+            rack.kill(victim);
+            rack.start_with_memory(victim);
+            await_moved(rack, there);
+            flow();
+            await_moved(rack, migrate(rack, home, home, pages));
+        }
+    });
+}
