@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use bluebridge::{MemoryNode, NodeId, Region};
+use bluebridge::{Error, MemoryNode, NodeId, Region};
 use bluebridge_northbound::proto;
 use bluebridge_rack::{
     control::{Contact, operations},
@@ -78,12 +78,14 @@ fn stamp(page: usize, change: u64) -> Vec<u8> {
     (0..PAGE_BYTES / 16).flat_map(|_| words.iter().flat_map(|word| word.to_le_bytes())).collect()
 }
 
-/// Changes pages of its own and reads them, until it is told to stop: every operation succeeds.
+/// Changes pages of its own and reads them, until it is told to stop: every operation succeeds, except that the outcome
+/// of a change is unknown if its server `may_end`. Then the page is changed again.
 fn work(
     mut client: UdpClient,
     region: Region,
     first: usize,
     (stop, count): (&AtomicBool, &AtomicU64),
+    may_end: bool,
 ) {
     let at = |page: usize| region.at((page * PAGE_BYTES) as u64).expect("inside");
     let mut changes = vec![0; PAGES];
@@ -92,8 +94,14 @@ fn work(
         if stop.load(Ordering::Relaxed) {
             break;
         }
-        changes[page] += 1;
-        client.write(at(page), &stamp(page, changes[page])).expect("a move does not fail it");
+        loop {
+            changes[page] += 1;
+            match client.write(at(page), &stamp(page, changes[page])) {
+                Ok(()) => break,
+                Err(Error::OutcomeUnknown { .. }) if may_end => {}
+                Err(error) => panic!("a move does not fail it: {error}"),
+            }
+        }
         let read = (page + THREADS * 301) % PAGES;
         if read % THREADS == first && changes[read] > 0 {
             client.read(at(read), &mut bytes).expect("a move does not fail it");
@@ -111,6 +119,7 @@ fn work(
 fn move_about(
     name: &str,
     switch: DataPlane,
+    may_end: bool,
     during: impl FnOnce(&mut TestRack, &dyn Fn(), [NodeId; 2], &Range<u64>),
 ) {
     let mut rack = TestRack::up(name, &RackOptions::new(switch, "9000"));
@@ -134,7 +143,7 @@ fn move_about(
             .enumerate()
             .map(|(number, client)| {
                 let shared = (&stop, &count);
-                scope.spawn(move || work(client, region, number, shared))
+                scope.spawn(move || work(client, region, number, shared, may_end))
             })
             .collect();
         let flow = || {
@@ -153,7 +162,7 @@ fn move_about(
 
 #[test]
 fn memory_moves_and_returns_while_clients_use_it() {
-    move_about("move", DataPlane::Ebpf, |rack, flow, [home, other], pages| {
+    move_about("move", DataPlane::Ebpf, false, |rack, flow, [home, other], pages| {
         let entries = directory_entries(rack);
         await_moved(rack, migrate(rack, home, other, pages));
         // One aligned block of 16 MiB.
@@ -166,7 +175,7 @@ fn memory_moves_and_returns_while_clients_use_it() {
 
 #[test]
 fn memory_moves_while_its_servers_and_the_controller_are_killed() {
-    move_about("move-kill", DataPlane::Soft, |rack, flow, [home, other], pages| {
+    move_about("move-kill", DataPlane::Soft, true, |rack, flow, [home, other], pages| {
         for (number, victim) in
             ["memserver-s2", "memserver-s1", "controller"].into_iter().enumerate()
         {
