@@ -573,13 +573,16 @@ impl Arena {
         let withheld_of = |range| queued().map(|extent| within(extent, range)).sum::<u32>();
         let withheld: u32 = self.withheld.iter().map(withheld_of).sum();
         let available = self.free_pages() - withheld;
-        while available >= pages {
-            let more = self.back_for(pages).or_else(|| self.end_retirement());
-            if more.or_else(|| self.end_quarantine()).is_none() {
-                break;
-            }
-            if let Some(start) = self.free.take(pages) {
-                return Ok(start);
+        if available >= pages {
+            while self
+                .back_for(pages)
+                .or_else(|| self.end_retirement())
+                .or_else(|| self.end_quarantine())
+                .is_some()
+            {
+                if let Some(start) = self.free.take(pages) {
+                    return Ok(start);
+                }
             }
         }
         let unallocated = available + self.retired_pages;

@@ -1,5 +1,7 @@
 //! A process that keeps its memory is killed after each of its stores; the next one takes over.
 
+#![allow(clippy::cast_possible_truncation, reason = "the numbers of these tests are small")]
+
 use std::{
     collections::{BTreeMap, HashSet},
     fs,
@@ -689,6 +691,13 @@ fn check_lines(mut arena: Arena, given: &HashSet<(u64, u16, u8)>) {
     let usage = arena.arena_usage();
     assert_eq!(usage.used_pages, used_pages(&arena));
     let found = lines_state(&arena);
+    let mut places = Vec::new();
+    while let Some(ranges) = arena.lines_mut().reserve(1) {
+        let place = ranges[0].start;
+        assert!(found.placed.iter().all(|(page, _)| *page != place), "place {place} is used");
+        places.push(ranges[0].clone());
+    }
+    places.into_iter().for_each(|place| arena.release(place));
     let mut pages = 0;
     while let Ok(Grant { location, tag }) = arena.create(SPACE, 1) {
         let colour = (location.page(), location.generation().number(), tag.0);

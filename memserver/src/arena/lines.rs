@@ -27,6 +27,7 @@ use crate::{
     sizes::Sizes,
 };
 
+#[expect(clippy::cast_possible_truncation, reason = "8")]
 const LINE: u32 = LINE_PAGES as u32;
 
 /// Which lines may get memory, and which memory is nobody's.

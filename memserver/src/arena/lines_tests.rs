@@ -1,5 +1,8 @@
 //! Lines move between two arenas: compared with a model, and one fact after the other.
 
+#![allow(clippy::cast_possible_truncation, reason = "the numbers of these tests are small")]
+#![allow(clippy::single_range_in_vec_init, reason = "a list of one range is meant")]
+
 use std::collections::{HashMap, HashSet};
 
 use bluebridge_protocol::store::{
@@ -728,7 +731,8 @@ fn lines_that_cannot_be_are_not_staged() {
     let arena = &mut world.arenas[0];
     assert!(arena.reserve_own(8..16));
     let name = (home_line(0, 8), TAKEN);
-    let changes: [(usize, fn(&mut bluebridge_wire::LinePage)); 7] = [
+    type Change = (usize, fn(&mut bluebridge_wire::LinePage));
+    let changes: [Change; 7] = [
         (0, |page| page.colour = Some((ArenaGeneration::default(), Tag(200)))),
         (1, |page| page.space = Space(8)),
         (2, |page| page.part = Part::Free),
@@ -894,4 +898,17 @@ fn lines_that_contradict_each_other_are_damage() {
     assert_eq!(damage(&[], &staged), line(5), "it has no memory");
     assert_eq!(damage(&[(0, NO_FRAME), (5, 1)], &staged), Ok(()));
     assert_eq!(damage(&[], &[(0, LineEntry::GIVEN), (1, LineEntry::STAGED)]), Ok(()));
+}
+
+#[test]
+fn a_line_that_is_not_cleared_cannot_come_back() {
+    let mut arena = Arena::on_heap(&ArenaConfig::default(), 16);
+    let grant = arena.create(SPACE, 8).unwrap();
+    arena.complete(grant.location);
+    arena.withhold(0..8, true);
+    arena.give(0);
+    assert_eq!(arena.arena_usage().free_pages, 8);
+    assert!(!arena.reserve_own(0..8), "its bytes may be needed");
+    arena.clear_given(0..8);
+    assert!(arena.reserve_own(0..8));
 }
