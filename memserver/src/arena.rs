@@ -723,8 +723,7 @@ impl Arena {
     fn check_extent(&self, access: Access) -> Result<(), Status> {
         let bytes = access.length_bytes.max(1);
         let last = access.location.offset().checked_add(bytes - 1).ok_or(Status::OutOfRange)?;
-        let reach =
-            |page: u64| self.index(page).filter(|number| self.pages.place(*number).is_some());
+        let reach = |page: u64| self.index(page).filter(|number| self.pages.exists(*number));
         let first = reach(access.location.page()).ok_or(Status::OutOfRange)?;
         let last = reach(last >> PAGE_SHIFT).ok_or(Status::OutOfRange)?;
         let own = self.pages.own().len();

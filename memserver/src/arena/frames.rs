@@ -70,6 +70,13 @@ impl Pages {
         (page < self.sizes().memory_pages).then_some(page * PAGE_BYTES)
     }
 
+    /// Whether there is a page with this number, or was: one of a line that never had memory is beyond the end.
+    pub(super) fn exists(&self, number: usize) -> bool {
+        let line = number / LINE_PAGES;
+        let is_last = self.frame(line) == Some(self.sizes().frames());
+        !self.is_untouched(line) && !(is_last && self.place(number).is_none())
+    }
+
     /// Whether a later page's bytes are as far behind a page's as its number is.
     pub(super) fn is_behind(&self, page: usize, later: usize) -> bool {
         let distance = (later - page) * PAGE_BYTES;

@@ -345,6 +345,7 @@ impl Responder {
         let (access, length) = (access(request, local, 1), request.header().length);
         if !self.is_own_node(request.datagram.target.node) {
             // Only the home knows where the whole allocation is.
+            store.check(access)?;
             return Err(Status::NoAuthority.into());
         }
         if self.has_given_any() && self.has_given(&store.allocation(access, length)?) {

@@ -32,6 +32,13 @@ pub(super) struct ServerFacts {
 }
 
 impl ServerFacts {
+    /// Pages that its addresses have at most: as many again as its memory, for when others have the first ones.
+    pub(super) const fn address_pages(&self) -> u64 {
+        2 * self.arena_pages.next_multiple_of(8)
+    }
+}
+
+impl ServerFacts {
     /// Whether a pointer refers to the server's current contents, and not to lost ones.
     pub(super) fn is_of_now(&self, pointer: Pointer) -> bool {
         life_of(pointer.location.generation()) == life_of(self.generation)

@@ -263,7 +263,7 @@ fn wrong(ledger: &Ledger, rng: &mut SmallRng) -> Option<Task> {
         region.is_usable() && region.server == server && !region.was_moved
     });
     let page = PAGE_BYTES as u64;
-    let end = facts.arena_pages * page;
+    let end = facts.address_pages() * page;
     match (rng.random_range(0..24), live) {
         (0, _) => {
             let node = Server { node: facts.node, shard: 0 };

@@ -68,9 +68,7 @@ impl Ledger {
     pub(super) fn check_grant(&mut self, new: &Region) -> Result<(), String> {
         let pages = new.page_range();
         let facts = &self.servers[new.server];
-        // A server whose pages moved away has addresses for as many again.
-        let address_pages = 2 * facts.arena_pages.next_multiple_of(8);
-        if !new.pointer.location.is_page_aligned() || pages.end > address_pages {
+        if !new.pointer.location.is_page_aligned() || pages.end > facts.address_pages() {
             return Err(format!("{} is no place for pages", new.pointer));
         }
         // Another generation of the same contents is not another page.
