@@ -173,17 +173,19 @@ impl Migrations {
         }
         let taker = taker_server.contents.ok_or(MigrateError::NoServer(wanted.taker.0))?;
         let mut parts = Vec::new();
-        let (mut is_lost, mut is_there) = (false, false);
+        let (mut is_lost, mut there) = (false, Vec::new());
         for pages in self.rows_of(home_server, wanted, is_here)? {
             for (part, giver) in self.givers(home, &pages) {
                 match giver {
                     None => is_lost = true,
-                    Some(giver) if giver == taker => is_there = true,
+                    Some(giver) if giver == taker => there.push((part, giver)),
                     Some(giver) => parts.push((part, giver)),
                 }
             }
         }
-        match (parts.len(), is_there, is_lost) {
+        // What is there may be about to leave.
+        self.check_free(home, &there)?;
+        match (parts.len(), !there.is_empty(), is_lost) {
             (1..=PARTS_MAX, ..) => {}
             (0, true, _) => {
                 return Err(MigrateError::Already { server: taker_server.name.clone() });

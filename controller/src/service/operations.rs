@@ -11,6 +11,7 @@ use proto::attend_request::Body as ReplyBody;
 use proto::attend_response::Body as QueryBody;
 use proto::operations_server::Operations;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, mpsc, oneshot};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -252,13 +253,17 @@ impl Operations for Operators {
             .await;
         connected.map_err(|error| store_failed(&error))?;
         tokio::spawn(async move {
-            let giving = migrations::give_orders(&shared, who.node, &link.queries);
-            tokio::pin!(giving);
+            // A task of its own: it may wait for the core while this one does.
+            let giving = {
+                let (shared, link) = (Arc::clone(&shared), Arc::clone(&link));
+                async move { migrations::give_orders(&shared, who.node, &link.queries).await }
+            };
+            let mut giving = JoinSet::from_iter([giving]);
             loop {
                 let next = tokio::select! {
                     next = messages.message() => next,
                     () = link.ended.notified() => break,
-                    () = &mut giving => break,
+                    _ = giving.join_next() => break,
                 };
                 let Ok(Some(reply)) = next else { break };
                 match reply.body {
@@ -269,6 +274,7 @@ impl Operations for Operators {
                 }
             }
             link.end();
+            giving.shutdown().await;
             // A store that failed ends the controller.
             let _ = shared
                 .change(move |core, _| core.migrations_mut().disconnect(who.node, number))

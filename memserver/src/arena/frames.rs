@@ -70,11 +70,15 @@ impl Pages {
         (page < self.sizes().memory_pages).then_some(page * PAGE_BYTES)
     }
 
-    /// Whether there is a page with this number, or was: one of a line that never had memory is beyond the end.
+    /// Whether there is a page with this number here. One of a line that never had memory is beyond the end; an own one
+    /// whose memory is lent is only free.
     pub(super) fn exists(&self, number: usize) -> bool {
         let line = number / LINE_PAGES;
-        let is_last = self.frame(line) == Some(self.sizes().frames());
-        !self.is_untouched(line) && !(is_last && self.place(number).is_none())
+        let is_lent = self.frame(line).is_none()
+            && !self.is_untouched(line)
+            && self.is_own(line)
+            && self.entry(line).state == LineEntry::DEFAULT;
+        is_lent || self.place(number).is_some()
     }
 
     /// Whether a later page's bytes are as far behind a page's as its number is.

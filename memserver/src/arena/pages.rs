@@ -653,6 +653,11 @@ impl Pages {
     fn check_extents(&self, pending: Option<&Pending<'_>>) -> Result<(), Damaged> {
         let state = |number| self.state_after(number, pending);
         let is_served = |space| self.serves(space);
+        // What another server has needs no memory here.
+        let has_memory = |number: usize| {
+            let is_given = self.entry(number / LINE_PAGES).state == LineEntry::GIVEN;
+            is_given || self.place(number).is_some()
+        };
         let own_count = self.sizes.own_pages();
         let damaged = |number| Damaged::Page { page: narrow(number) };
         let adopted = self.sizes.own_lines..self.sizes.lines();
@@ -660,7 +665,9 @@ impl Pages {
         for number in used.flat_map(pages_of) {
             let Some(page) = state(number) else { continue };
             let is_changing = !page.sequence.is_multiple_of(2);
-            if page.part > Use::BODY || page.sequence > SEQUENCE_MAX || is_changing {
+            let is_known = page.part <= Use::BODY && page.contents <= Contents::WRITTEN;
+            let is_served = page.role() == Use::None || is_served(page.space());
+            if !is_known || !is_served || page.sequence > SEQUENCE_MAX || is_changing {
                 return Err(damaged(number));
             }
         }
@@ -672,7 +679,8 @@ impl Pages {
             }
             let Some(head) = state(number) else { break };
             let is_changing = !head.sequence.is_multiple_of(2);
-            if head.part > Use::BODY || head.sequence > SEQUENCE_MAX || is_changing {
+            let is_known = head.part <= Use::BODY && head.contents <= Contents::WRITTEN;
+            if !is_known || head.sequence > SEQUENCE_MAX || is_changing {
                 return Err(damaged(number));
             }
             number += match head.role() {
@@ -682,13 +690,18 @@ impl Pages {
                     let length = head.link as usize;
                     let end = number.checked_add(length);
                     let end = end.filter(|_| length > 0 && is_served(head.space()));
+                    let end = end.filter(|_| has_memory(number));
                     let end = end.filter(|end| *end <= own_count).ok_or(damaged(number))?;
                     for (back, body) in (1..).zip(number + 1..end) {
-                        let is_its = |body: PageRecord| {
-                            body.part == Use::BODY
-                                && body.sequence.is_multiple_of(2)
-                                && body.link == back
-                                && (body.colour, body.space) == (head.colour, head.space)
+                        let is_its = |of: PageRecord| {
+                            let is_good = of.sequence.is_multiple_of(2)
+                                && of.sequence <= SEQUENCE_MAX
+                                && of.contents <= Contents::WRITTEN
+                                && has_memory(body);
+                            is_good
+                                && of.part == Use::BODY
+                                && of.link == back
+                                && (of.colour, of.space) == (head.colour, head.space)
                         };
                         if !state(body).is_some_and(is_its) {
                             return Err(damaged(body));

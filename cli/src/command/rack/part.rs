@@ -1,6 +1,8 @@
 //! `bluebridge rack restart|kill`: one daemon of a rack.
 
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bluebridge_memserver::kept::{Listed, Place};
@@ -59,9 +61,18 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
     let name = part.daemon();
     let reported = rack.kept_memory(&name)?.filter(|kept| !kept.is_kept).cloned();
     // A server that runs is not stopped before the next one is known to find its memory.
-    let found = match (&reported, rack.arena_file(&name)?) {
-        (None, Some(file)) => find_memory(file, rack.running_pid(&name)),
-        _ => Ok(()),
+    let deadline = Instant::now() + ENDING;
+    let found = loop {
+        let found = match (&reported, rack.arena_file(&name)?) {
+            (None, Some(file)) => find_memory(file, rack.running_pid(&name)),
+            _ => Ok(()),
+        };
+        // A server that was killed a moment ago has left its file, and its process is not gone yet.
+        let is_ending = found.as_ref().is_err_and(|not_found| not_found.may_be_ending);
+        if !is_ending || Instant::now() >= deadline {
+            break found;
+        }
+        thread::sleep(ENDING_INTERVAL);
     };
     let has_file = rack.arena_file(&name)?.is_some();
     let is_kept = is_server && has_file && reported.is_none() && found.is_ok();
@@ -70,11 +81,11 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
             (Some(kept), _) => Some(kept.to_string()),
             (None, Ok(())) if !has_file => Some("ends with the process".to_owned()),
             (None, Ok(())) => None,
-            (None, Err(NotFound { reason, is_lost: true })) => {
+            (None, Err(NotFound { reason, is_lost: true, .. })) => {
                 rack.note_lost_memory(&name, KeptMemory::lost(&reason))?;
                 Some(format!("is lost: {reason}"))
             }
-            (None, Err(NotFound { reason, is_lost: false })) => {
+            (None, Err(NotFound { reason, is_lost: false, .. })) => {
                 let runs = match rack.running_pid(&name) {
                     Some(_) => "it was not stopped; ",
                     None => "",
@@ -130,12 +141,19 @@ struct NotFound {
     reason: String,
     /// Nothing can bring it back.
     is_lost: bool,
+    /// Nobody uses the file, although the server seems to run.
+    may_be_ending: bool,
 }
+
+/// How long a process may take to end that was killed, and how often it is looked at.
+const ENDING: Duration = Duration::from_secs(2);
+const ENDING_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Whether the next process of a server finds its memory with this file, as far as that can be seen while a process
 /// uses it: the server with this pid, if it runs.
 fn find_memory(file: &Path, server: Option<u32>) -> Result<(), NotFound> {
     let shown = file.display();
+    let mut may_be_ending = false;
     let (reason, is_lost) = match Listed::of(file) {
         Err(ArenaFileError::Missing { .. }) => (format!("{shown} is gone"), false),
         Err(error) => (error.to_string(), false),
@@ -150,13 +168,14 @@ fn find_memory(file: &Path, server: Option<u32>) -> Result<(), NotFound> {
                 Err(error) => (error.to_string(), false),
                 Ok(None) => (format!("{shown} holds nothing"), false),
                 Ok(Some(_)) if server.is_some() && listed.process != server => {
+                    may_be_ending = listed.process.is_none();
                     (format!("{shown} is not the file that the server uses"), false)
                 }
                 Ok(Some(_)) => return Ok(()),
             },
         },
     };
-    Err(NotFound { reason, is_lost })
+    Err(NotFound { reason, is_lost, may_be_ending })
 }
 
 pub(super) fn kill(options: &Kill, global: Global) -> anyhow::Result<Exit> {
