@@ -104,9 +104,9 @@ pub enum ReserveError {
         #[source]
         error: Errno,
     },
-    /// The size is outside of the limits: every shard has at least a page, and at most 1 TiB.
+    /// The size is outside of the limits: every shard has at least a page, and at most 512 GiB.
     #[error(
-        "{bytes} bytes for {shard_count} shards; a shard takes 4 KiB to 1 TiB, \
+        "{bytes} bytes for {shard_count} shards; a shard takes 4 KiB to 512 GiB, \
          and there are 1 to 256 shards"
     )]
     Size {

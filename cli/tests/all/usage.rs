@@ -388,7 +388,7 @@ mod root {
             [&["unshare", "--net", BINARY, "memserver", "--interface", "lo"], &ENDPOINT[..]]
                 .concat();
         for (memory, expected, words) in
-            [("0", 2, "0 bytes for 1 shards"), ("1023G", 1, "use a smaller arena")]
+            [("0", 2, "0 bytes for 1 shards"), ("511G", 1, "use a smaller arena")]
         {
             // No controller responds at the address: the memory is allocated before the join.
             let mut command = Command::new(memserver[0]);

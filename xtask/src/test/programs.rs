@@ -11,10 +11,11 @@ use std::{
 
 use crate::{command::Failure, setup};
 
-/// Programs of packages on every Debian (bash, coreutils, dash, debianutils, grep, mount, util-linux).
-const BASE: [&str; 19] = [
-    "bash", "cat", "env", "grep", "id", "mount", "nsenter", "seq", "setpriv", "sh", "sleep",
-    "sort", "printf", "stty", "tail", "true", "umount", "unshare", "which",
+/// Programs of packages on every Debian (bash, coreutils, dash, debianutils, grep, mount, sed, util-linux).
+const BASE: [&str; 25] = [
+    "bash", "cat", "env", "grep", "id", "ln", "mkdir", "mount", "nsenter", "rm", "rmdir", "sed",
+    "seq", "setpriv", "sh", "sleep", "sort", "printf", "stty", "tail", "touch", "true", "umount",
+    "unshare", "which",
 ];
 
 /// Creates a directory of links to the declared programs that are installed.

@@ -73,14 +73,17 @@ fn operators_look_and_free_beside_a_program_that_is_the_endpoint() {
 
 /// The state of a member.
 #[test]
-fn memory_servers_that_cannot_move_memory_are_named() {
+fn memory_moves_by_command() {
     let rack = TestRack::up("cmd-migrate", &["--memory", "16M"]);
+    assert_eq!(rack.text(&["migrations", "--watch"]), "there are no migrations");
     let migrate = || rack.failure(&["migrate", "s1:0-7", "--to", "s2"]);
-    until("s1 has a connection", || !migrate().1.contains("has no connection"));
+    until("the servers are connected", || migrate().0 == Some(0));
+    let closed = || rack.text(&["migrations"]).contains("closed");
+    until("the migration is closed", closed);
+    assert!(rack.text(&["migrations"]).contains("100 %"), "{}", rack.text(&["migrations"]));
     let (code, words) = migrate();
     assert_eq!(code, Some(3), "{words}");
-    assert!(words.contains("memory server s1 does not support migration"), "{words}");
-    assert_eq!(rack.text(&["migrations", "--watch"]), "there are no migrations");
+    assert!(words.contains("s2 serves these pages already"), "{words}");
     let (code, words) = rack.failure(&["migrations", "cancel", "7"]);
     assert_eq!(code, Some(2), "{words}");
     assert!(words.contains("there is no migration 7"), "{words}");
