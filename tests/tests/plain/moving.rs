@@ -116,6 +116,15 @@ fn stamp(page: usize, change: u64) -> Vec<u8> {
     (0..PAGE_BYTES / 16).flat_map(|_| words.iter().flat_map(|word| word.to_le_bytes())).collect()
 }
 
+/// Ends the threads also if the test fails, which would wait for them otherwise.
+struct StopAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Changes pages of its own and reads them, until it is told to stop; returns how often.
 fn work(
     mut client: Client<MemoryTransport>,
@@ -129,9 +138,6 @@ fn work(
     let mut bytes = vec![0; PAGE_BYTES];
     let mut count = 0;
     for page in (first..PAGES).step_by(step).cycle() {
-        if stop.load(Ordering::Relaxed) {
-            break;
-        }
         changes[page] += 1;
         client.write(at(page), &stamp(page, changes[page])).expect("a move does not fail it");
         let read = (page + step * 7) % PAGES;
@@ -140,6 +146,9 @@ fn work(
             assert_eq!(bytes, stamp(read, changes[read]), "page {read}");
         }
         count += 1;
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
     }
     for page in (first..PAGES).step_by(step) {
         client.read(at(page), &mut bytes).expect("it is served");
@@ -160,6 +169,7 @@ fn no_operation_of_a_client_fails_while_its_memory_moves() {
     let stop = AtomicBool::new(false);
     let counts: Vec<u64> = thread::scope(|scope| {
         let stop = &stop;
+        let at_end = StopAtEnd(stop);
         let threads: Vec<_> = (0..THREADS)
             .map(|number| {
                 let client = rack.client(100 + number);
@@ -173,7 +183,7 @@ fn no_operation_of_a_client_fails_while_its_memory_moves() {
         other.write(more.base(), b"new").expect("it is served");
         other.delete(more).expect("it is its own");
         rack.migrate(2, (1, 0), pages);
-        stop.store(true, Ordering::Relaxed);
+        drop(at_end);
         threads.into_iter().map(|thread| thread.join().expect("it saw no error")).collect()
     });
     println!("{counts:?} changes");

@@ -78,6 +78,15 @@ fn stamp(page: usize, change: u64) -> Vec<u8> {
     (0..PAGE_BYTES / 16).flat_map(|_| words.iter().flat_map(|word| word.to_le_bytes())).collect()
 }
 
+/// Ends the threads also if the test fails, which would wait for them otherwise.
+struct StopAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Changes pages of its own and reads them, until it is told to stop: every operation succeeds, except that the outcome
 /// of a change is unknown if its server `may_end`. Then the page is changed again.
 fn work(
@@ -138,6 +147,7 @@ fn move_about(
     let clients: Vec<_> =
         (2..2 + THREADS as u64).map(|seed| endpoint.client(&rack, seed)).collect();
     thread::scope(|scope| {
+        let at_end = StopAtEnd(&stop);
         let threads: Vec<_> = clients
             .into_iter()
             .enumerate()
@@ -153,7 +163,7 @@ fn move_about(
         flow();
         during(&mut rack, &flow, servers, &pages);
         flow();
-        stop.store(true, Ordering::Relaxed);
+        drop(at_end);
         threads.into_iter().for_each(|thread| thread.join().expect("it saw no error"));
     });
     println!("{} changes", count.load(Ordering::Relaxed));
