@@ -14,6 +14,7 @@
 //! * [`ownership`]: leases passed from client to client, and their fairness.
 //! * [`paging`]: page faults of remote regions and of files.
 //! * [`plot`]: series as SVG.
+//! * [`moving`]: a mixed load on memory that moves between servers.
 //! * [`survival`]: clients of a memory server that is killed and comes back.
 //! * [`swap`]: the machine's own swap, to a file or to zram.
 //! * [`workout`]: programs that use much memory.
@@ -24,6 +25,7 @@ pub mod crud;
 pub mod directory;
 pub mod echo;
 pub mod flood;
+pub mod moving;
 pub mod ours;
 pub mod ownership;
 pub mod pages;

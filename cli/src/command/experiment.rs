@@ -2,6 +2,7 @@
 
 mod comparison;
 mod key_value;
+mod migration;
 mod ownership;
 pub(super) mod paging_latency;
 mod restarts;
@@ -24,6 +25,8 @@ pub(super) enum Experiment {
     Ownership(ownership::Ownership),
     /// A key-value store (redis-server, unmodified) with a part of its memory local
     KeyValue(key_value::KeyValue),
+    /// Memory that moves to another server while clients use it
+    Migration(migration::Migration),
     /// How long a page fault takes: remote, resolved from memory, from the page cache, a disk and swap
     PagingLatency(paging_latency::PagingLatency),
     /// A memory server that is killed again and again under load, and goes on with its memory
@@ -46,6 +49,7 @@ pub(super) fn run(experiment: Experiment, global: Global) -> anyhow::Result<Exit
     match experiment {
         Experiment::Ownership(ownership) => ownership::run(ownership, global),
         Experiment::KeyValue(asked) => key_value::run(asked, global),
+        Experiment::Migration(asked) => migration::run(asked, global),
         Experiment::PagingLatency(latency) => paging_latency::run(latency, global),
         Experiment::Restarts(restarts) => restarts::run(&restarts, global),
         Experiment::Testswap(options) => workout::run(Workout::Testswap, options, global),

@@ -1,7 +1,7 @@
 //! Progress of a long command on standard error: a bar at a terminal, otherwise a line for each step.
 
-use std::cell::Cell;
 use std::io::{self, IsTerminal};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -13,7 +13,7 @@ use crate::output;
 pub(super) struct Steps {
     bar: Option<ProgressBar>,
     count: usize,
-    begun: Cell<usize>,
+    begun: AtomicUsize,
     silent: bool,
 }
 
@@ -29,12 +29,12 @@ impl Steps {
                 Err(_) => bar,
             }
         });
-        Self { bar, count, begun: Cell::new(0), silent }
+        Self { bar, count, begun: AtomicUsize::new(0), silent }
     }
 
     /// Names the next step; the one before is done.
     pub(super) fn begin(&self, step: &str) {
-        let before = self.begun.replace(self.begun.get() + 1);
+        let before = self.begun.fetch_add(1, Ordering::Relaxed);
         match &self.bar {
             Some(bar) => {
                 bar.set_position(before as u64);

@@ -1,0 +1,491 @@
+//! A mixed load on memory that moves meanwhile, which checks every byte and keeps the time of every operation.
+//!
+//! All workers share one region. Each page says which page it is and how often it was changed, so whoever reads it
+//! knows whether its bytes belong together, are of this page, and are as new as what was acknowledged before.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
+    time::{Duration, Instant},
+};
+
+use bluebridge::Event;
+use bluebridge::{Client, Error, Region};
+use bluebridge_transport::Transport;
+use bluebridge_wire::address::{LINE_BYTES, PAGE_BYTES};
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+use serde::Serialize;
+
+use crate::summary::{Samples, Summary};
+
+/// Pages at the end of the region, each with a word that is incremented.
+const COUNTERS: usize = 16;
+
+/// Bytes of one transfer when the whole region is read or written.
+const BULK_BYTES: usize = 1 << 20;
+
+/// What the workers share.
+#[derive(Debug)]
+pub struct Load {
+    region: Region,
+    /// How often each page was changed; stored after the acknowledgement.
+    acknowledged: Vec<AtomicU32>,
+    phase: AtomicUsize,
+    stop: AtomicBool,
+    begun: Instant,
+}
+
+/// One operation: both times in units of 10 us and 10 ns, so that many fit into memory.
+#[derive(Clone, Copy, Debug)]
+struct Operation {
+    begun: u32,
+    took: u32,
+}
+
+const BEGUN_UNIT: Duration = Duration::from_micros(10);
+const TOOK_NANOS: u32 = 10;
+
+/// Requests that did not go straight to the server that has the page.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
+pub struct Detours {
+    /// Operations that ended, for comparison.
+    pub operations: u64,
+    /// First tries that another node than the session's server refused.
+    pub astray: u64,
+    /// Operations that were told that their page has moved.
+    pub moved: u64,
+    /// Operations that were sent again after BUSY.
+    pub busy: u64,
+    /// Requests that were sent again because no response came in time.
+    pub retransmitted: u64,
+}
+
+impl Detours {
+    fn of<T: Transport>(client: &Client<T>) -> Self {
+        let count = |event| client.counters().of(event);
+        Self {
+            operations: count(Event::Success) + count(Event::Failure),
+            astray: count(Event::AstrayReturn),
+            moved: count(Event::MovedFollow),
+            busy: count(Event::BusyRetry),
+            retransmitted: count(Event::Retransmit),
+        }
+    }
+
+    fn since(self, before: Self) -> Self {
+        Self {
+            operations: self.operations - before.operations,
+            astray: self.astray - before.astray,
+            moved: self.moved - before.moved,
+            busy: self.busy - before.busy,
+            retransmitted: self.retransmitted - before.retransmitted,
+        }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.operations += other.operations;
+        self.astray += other.astray;
+        self.moved += other.moved;
+        self.busy += other.busy;
+        self.retransmitted += other.retransmitted;
+    }
+}
+
+/// What one or more workers saw.
+#[derive(Debug, Default)]
+pub struct Seen {
+    operations: Vec<Operation>,
+    /// Per phase.
+    detours: Vec<Detours>,
+    increments: u64,
+    /// Operations that failed.
+    pub failures: u64,
+    /// Reads with bytes that the page could not have then.
+    pub wrong_reads: u64,
+    /// The first failure or wrong read.
+    pub first_failure: Option<String>,
+}
+
+/// The load in an interval.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Interval {
+    /// Its length.
+    pub seconds: f64,
+    /// Operations that began in it, per second.
+    pub operations_per_second: f64,
+    /// How long they took.
+    pub latency: Summary,
+}
+
+/// The load in a short time, for a plot.
+#[derive(Clone, Copy, Debug)]
+pub struct Bucket {
+    /// When it began, in seconds.
+    pub at: f64,
+    /// Operations that began in it, per second.
+    pub operations_per_second: f64,
+    /// Half of them took longer, in microseconds.
+    pub p50_us: f64,
+    /// One of 100 took longer, in microseconds.
+    pub p99_us: f64,
+}
+
+impl Seen {
+    /// Adds what another worker saw.
+    pub fn add(&mut self, other: Self) {
+        self.operations.extend(other.operations);
+        self.detours.resize(self.detours.len().max(other.detours.len()), Detours::default());
+        for (sum, detours) in self.detours.iter_mut().zip(other.detours) {
+            sum.add(detours);
+        }
+        self.increments += other.increments;
+        self.failures += other.failures;
+        self.wrong_reads += other.wrong_reads;
+        self.first_failure = self.first_failure.take().or(other.first_failure);
+    }
+
+    /// Detours in a phase, by its number.
+    #[must_use]
+    pub fn detours(&self, phase: usize) -> Detours {
+        self.detours.get(phase).copied().unwrap_or_default()
+    }
+
+    /// The operations that began from `from` to `to`, both since the load began.
+    #[must_use]
+    pub fn interval(&self, from: Duration, to: Duration) -> Interval {
+        let (first, end) = (begun_units(from), begun_units(to));
+        let mut samples = Samples::default();
+        let inside = |one: &&Operation| (first..end).contains(&one.begun);
+        for one in self.operations.iter().filter(inside) {
+            samples.add(one.took());
+        }
+        let seconds = to.saturating_sub(from).as_secs_f64();
+        let latency = samples.summary();
+        #[allow(clippy::cast_precision_loss, reason = "far below 2^53 operations")]
+        let operations_per_second = latency.sample_count as f64 / seconds.max(f64::MIN_POSITIVE);
+        Interval { seconds, operations_per_second, latency }
+    }
+
+    /// The load from `from` to `to`, in steps.
+    #[must_use]
+    pub fn series(&mut self, from: Duration, to: Duration, step: Duration) -> Vec<Bucket> {
+        self.operations.sort_unstable_by_key(|one| one.begun);
+        let mut rest = self.operations.as_slice();
+        let mut buckets = Vec::new();
+        let mut at = from;
+        while at + step <= to {
+            let before = rest.partition_point(|one| one.begun < begun_units(at));
+            let inside = rest.partition_point(|one| one.begun < begun_units(at + step));
+            let mut samples = Samples::default();
+            rest[before..inside].iter().for_each(|one| samples.add(one.took()));
+            rest = &rest[inside..];
+            let summary = samples.summary();
+            #[allow(clippy::cast_precision_loss, reason = "far below 2^53 operations")]
+            let operations_per_second = summary.sample_count as f64 / step.as_secs_f64();
+            buckets.push(Bucket {
+                at: at.as_secs_f64(),
+                operations_per_second,
+                p50_us: summary.p50_us,
+                p99_us: summary.p99_us,
+            });
+            at += step;
+        }
+        buckets
+    }
+
+    fn wrong(&mut self, what: impl FnOnce() -> String) {
+        self.wrong_reads += 1;
+        self.first_failure.get_or_insert_with(what);
+    }
+}
+
+impl Operation {
+    fn took(self) -> Duration {
+        Duration::from_nanos(u64::from(self.took) * u64::from(TOOK_NANOS))
+    }
+}
+
+fn begun_units(time: Duration) -> u32 {
+    u32::try_from(time.as_nanos() / BEGUN_UNIT.as_nanos()).unwrap_or(u32::MAX)
+}
+
+/// The bytes of a page after a number of changes.
+fn fill(bytes: &mut [u8], page: usize, change: u32) {
+    let word = word(page, change).to_le_bytes();
+    bytes.chunks_exact_mut(word.len()).for_each(|chunk| chunk.copy_from_slice(&word));
+}
+
+fn word(page: usize, change: u32) -> u64 {
+    (page as u64) << 32 | u64::from(change)
+}
+
+/// How often a page was changed, by its bytes; `None` if they are of no change of this page.
+fn change_of(bytes: &[u8], page: usize) -> Option<u32> {
+    let first = u64::from_le_bytes(*bytes.first_chunk()?);
+    let change = u32::try_from(first & u64::from(u32::MAX)).ok()?;
+    let expected = word(page, change).to_le_bytes();
+    bytes.chunks_exact(expected.len()).all(|chunk| chunk == expected).then_some(change)
+}
+
+impl Load {
+    /// Fills the region's pages; all but the last, which have counters.
+    ///
+    /// # Errors
+    /// If the memory cannot be written.
+    ///
+    /// # Panics
+    /// If the region is smaller than two bulk transfers.
+    pub fn begin<T: Transport>(client: &mut Client<T>, region: Region) -> Result<Self, Error> {
+        assert!(region.length_bytes() >= 2 * BULK_BYTES as u64, "there is something to move");
+        let pages = pages(region) - COUNTERS;
+        let mut bytes = vec![0; BULK_BYTES];
+        for first in (0..pages).step_by(BULK_BYTES / PAGE_BYTES) {
+            let count = (pages - first).min(BULK_BYTES / PAGE_BYTES);
+            let bytes = &mut bytes[..count * PAGE_BYTES];
+            for (page, bytes) in (first..).zip(bytes.chunks_exact_mut(PAGE_BYTES)) {
+                fill(bytes, page, 1);
+            }
+            client.write(region.at((first * PAGE_BYTES) as u64)?, bytes)?;
+        }
+        Ok(Self {
+            region,
+            acknowledged: (0..pages).map(|_| AtomicU32::new(1)).collect(),
+            phase: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            begun: Instant::now(),
+        })
+    }
+
+    /// The time since the load began.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    /// Begins the next phase, for [`Seen::detours`].
+    pub fn next_phase(&self) {
+        self.phase.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Ends the workers.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Works until [`Load::stop`]: READs of one page (50 %) and of eight (10 %), WRITEs of a page (30 %) and FETCH_ADDs
+    /// (10 %), all at random places. Of `count` workers, number `number` writes every page of which it is the remainder.
+    #[must_use]
+    pub fn work<T: Transport>(&self, mut client: Client<T>, number: usize, count: usize) -> Seen {
+        let mut seen = Seen::default();
+        // Growing would stop the worker for milliseconds; pages that are not used cost nothing.
+        seen.operations.reserve(8 << 20);
+        let mut random = SmallRng::seed_from_u64(number as u64);
+        let mut bytes = vec![0; LINE_BYTES];
+        let mut before = Detours::of(&client);
+        while !self.stop.load(Ordering::Relaxed) {
+            let phase = self.phase.load(Ordering::Relaxed);
+            if seen.detours.len() <= phase {
+                seen.detours.resize(phase + 1, Detours::default());
+                before = Detours::of(&client);
+            }
+            let begun = self.elapsed();
+            let outcome = match random.random_range(0..100) {
+                0..50 => self.read(&mut client, &mut seen, &mut random, &mut bytes[..PAGE_BYTES]),
+                50..60 => self.read(&mut client, &mut seen, &mut random, &mut bytes),
+                60..90 => {
+                    let choices = self.acknowledged.len() / count;
+                    let page = random.random_range(0..choices) * count + number;
+                    self.write(&mut client, page, &mut bytes[..PAGE_BYTES])
+                }
+                _ => self.increment(&mut client, &mut seen, &mut random),
+            };
+            let took = self.elapsed().saturating_sub(begun).as_nanos() / u128::from(TOOK_NANOS);
+            let took = u32::try_from(took).unwrap_or(u32::MAX);
+            seen.operations.push(Operation { begun: begun_units(begun), took });
+            seen.detours[phase] = Detours::of(&client).since(before);
+            if let Err(error) = outcome {
+                seen.failures += 1;
+                seen.first_failure.get_or_insert_with(|| error.to_string());
+            }
+        }
+        seen
+    }
+
+    fn read<T: Transport>(
+        &self,
+        client: &mut Client<T>,
+        seen: &mut Seen,
+        random: &mut SmallRng,
+        bytes: &mut [u8],
+    ) -> Result<(), Error> {
+        let first = random.random_range(0..=self.acknowledged.len() - bytes.len() / PAGE_BYTES);
+        self.read_at(client, seen, first, bytes)
+    }
+
+    /// Reads pages; each must be as new as what was acknowledged before, and not newer than what was sent after.
+    fn read_at<T: Transport>(
+        &self,
+        client: &mut Client<T>,
+        seen: &mut Seen,
+        first: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), Error> {
+        let pages = first..first + bytes.len() / PAGE_BYTES;
+        let mut least = [0; BULK_BYTES / PAGE_BYTES];
+        let changes = |page: usize| self.acknowledged[page].load(Ordering::Acquire);
+        for (least, page) in least.iter_mut().zip(pages.clone()) {
+            *least = changes(page);
+        }
+        client.read(self.region.at((first * PAGE_BYTES) as u64)?, bytes)?;
+        for ((page, least), bytes) in pages.zip(least).zip(bytes.chunks_exact(PAGE_BYTES)) {
+            let found = change_of(bytes, page);
+            // One write of the page may be under way, and not acknowledged yet.
+            if !found.is_some_and(|found| (least..=changes(page) + 1).contains(&found)) {
+                seen.wrong(|| format!("page {page} has change {found:?}, at least {least} is due"));
+            }
+        }
+        Ok(())
+    }
+
+    fn write<T: Transport>(
+        &self,
+        client: &mut Client<T>,
+        page: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), Error> {
+        let change = self.acknowledged[page].load(Ordering::Relaxed) + 1;
+        fill(bytes, page, change);
+        client.write(self.region.at((page * PAGE_BYTES) as u64)?, bytes)?;
+        self.acknowledged[page].store(change, Ordering::Release);
+        Ok(())
+    }
+
+    fn increment<T: Transport>(
+        &self,
+        client: &mut Client<T>,
+        seen: &mut Seen,
+        random: &mut SmallRng,
+    ) -> Result<(), Error> {
+        let page = self.acknowledged.len() + random.random_range(0..COUNTERS);
+        client.fetch_add(self.region.at((page * PAGE_BYTES) as u64)?, 1)?;
+        seen.increments += 1;
+        Ok(())
+    }
+
+    /// Reads everything after the workers have ended, and compares it with what they did.
+    ///
+    /// # Errors
+    /// If the memory cannot be read.
+    pub fn check<T: Transport>(
+        &self,
+        client: &mut Client<T>,
+        seen: &mut Seen,
+    ) -> Result<(), Error> {
+        let pages = self.acknowledged.len();
+        let mut bytes = vec![0; BULK_BYTES];
+        for first in (0..pages).step_by(BULK_BYTES / PAGE_BYTES) {
+            let count = (pages - first).min(BULK_BYTES / PAGE_BYTES);
+            self.read_at(client, seen, first, &mut bytes[..count * PAGE_BYTES])?;
+        }
+        let mut sum = 0;
+        for page in pages..pages + COUNTERS {
+            let mut word = [0; 8];
+            client.read(self.region.at((page * PAGE_BYTES) as u64)?, &mut word)?;
+            sum += u64::from_le_bytes(word);
+        }
+        let increments = seen.increments;
+        // An increment that failed may have been applied; then there is a failure anyhow.
+        if sum != increments && seen.failures == 0 {
+            seen.wrong(|| format!("the counters have {sum} of {increments} increments"));
+        }
+        Ok(())
+    }
+}
+
+fn pages(region: Region) -> usize {
+    usize::try_from(region.length_bytes()).unwrap_or(usize::MAX) / PAGE_BYTES
+}
+
+/// Reads a whole region in transfers of 1 MiB; returns the time.
+///
+/// # Errors
+/// If the memory cannot be read.
+pub fn read_all<T: Transport>(client: &mut Client<T>, region: Region) -> Result<Duration, Error> {
+    let mut bytes = vec![0; BULK_BYTES];
+    let begun = Instant::now();
+    for at in (0..region.length_bytes()).step_by(BULK_BYTES) {
+        let count = usize::try_from(region.length_bytes() - at)
+            .map_or(BULK_BYTES, |rest| rest.min(BULK_BYTES));
+        client.read(region.at(at)?, &mut bytes[..count])?;
+    }
+    Ok(begun.elapsed())
+}
+
+/// Copies a region into another one of the same size, as an application would that cannot move its memory; returns
+/// the time.
+///
+/// # Errors
+/// If the memory cannot be read or written.
+pub fn copy_all<T: Transport>(
+    client: &mut Client<T>,
+    from: Region,
+    to: Region,
+) -> Result<Duration, Error> {
+    let mut bytes = vec![0; BULK_BYTES];
+    let begun = Instant::now();
+    for at in (0..from.length_bytes()).step_by(BULK_BYTES) {
+        let count = usize::try_from(from.length_bytes() - at)
+            .map_or(BULK_BYTES, |rest| rest.min(BULK_BYTES));
+        client.read(from.at(at)?, &mut bytes[..count])?;
+        client.write(to.at(at)?, &bytes[..count])?;
+    }
+    Ok(begun.elapsed())
+}
+
+/// Reads single pages of a region at random, as a client does that has only just joined; returns its detours.
+///
+/// # Errors
+/// If the memory cannot be read.
+pub fn read_some<T: Transport>(
+    client: &mut Client<T>,
+    region: Region,
+    count: usize,
+) -> Result<Detours, Error> {
+    let mut random = SmallRng::seed_from_u64(7);
+    let mut bytes = vec![0; PAGE_BYTES];
+    let before = Detours::of(client);
+    for _ in 0..count {
+        let page = random.random_range(0..pages(region));
+        client.read(region.at((page * PAGE_BYTES) as u64)?, &mut bytes)?;
+    }
+    Ok(Detours::of(client).since(before))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_tells_its_number_and_its_changes() {
+        let mut bytes = [0; PAGE_BYTES];
+        fill(&mut bytes, 7, 3);
+        assert_eq!(change_of(&bytes, 7), Some(3));
+        assert_eq!(change_of(&bytes, 8), None, "another page");
+        bytes[PAGE_BYTES - 8] ^= 1;
+        assert_eq!(change_of(&bytes, 7), None, "a part is of another change");
+    }
+
+    #[test]
+    fn the_load_is_summed_up_by_the_time_at_which_operations_began() {
+        let one = |millis: u32, micros: u32| Operation { begun: millis * 100, took: micros * 100 };
+        let mut seen =
+            Seen { operations: vec![one(30, 9), one(10, 5), one(20, 7)], ..Seen::default() };
+        let millis = Duration::from_millis;
+        let interval = seen.interval(millis(10), millis(30));
+        assert_eq!(interval.latency.sample_count, 2);
+        assert!((interval.operations_per_second - 100.0).abs() < 1e-6, "{interval:?}");
+        let series = seen.series(millis(0), millis(40), millis(20));
+        let counts: Vec<f64> = series.iter().map(|bucket| bucket.operations_per_second).collect();
+        assert_eq!(counts, [50.0, 100.0]);
+        assert!((series[1].p99_us - 9.0).abs() < 0.1, "{series:?}");
+    }
+}

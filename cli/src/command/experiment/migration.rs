@@ -1,0 +1,369 @@
+//! Memory that moves to another server under load, beside a copy by the application and no move at all.
+
+mod report;
+
+use std::path::PathBuf;
+use std::process;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail};
+use bluebridge::{Client, JoinOptions, NodeId, Placement, Region};
+use bluebridge_bench::moving::{self, Bucket, Detours, Interval, Load, Seen};
+use bluebridge_northbound::proto;
+use bluebridge_rack::control::{self, Contact, operations};
+use bluebridge_rack::daemon::READY_DEADLINE;
+use bluebridge_rack::layout::ENDPOINT_INTERFACE;
+use bluebridge_rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec, Redirects};
+use bluebridge_rack::{Rack, Site};
+use bluebridge_transport::udp::UdpTransport;
+use bluebridge_wire::address::{LINE_BYTES, PAGE_BYTES};
+use clap::Args;
+use serde::Serialize;
+
+use super::super::steps::Steps;
+use super::super::{Global, interrupt};
+use super::Folder;
+use crate::exit::Exit;
+
+const CLIENT: Node = Node::Client(1);
+
+/// How long the controller may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a move may make no progress.
+const STANDSTILL: Duration = Duration::from_secs(60);
+
+/// How often the progress is asked for: often enough for a plot, without a noticeable load.
+const PACE: Duration = Duration::from_millis(100);
+
+/// The time between two points of a plot.
+const STEP: Duration = Duration::from_millis(200);
+
+/// Memory of each server beside what moves: the second server's copies, and lines at both ends.
+const SPARE_BYTES: u64 = 32 << 20;
+
+/// READs of the client that joins after the move.
+const LATE_READS: usize = 10_000;
+
+/// The options of the experiment.
+#[derive(Debug, Args)]
+pub(in crate::command) struct Migration {
+    /// How much memory moves
+    #[arg(long, default_value = "1G", value_parser = parse_size)]
+    size: ByteSize,
+    /// Clients that work on it
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    clients: u16,
+    /// Seconds of work before and after the move
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=600))]
+    seconds: u16,
+    /// The directory of the CSV file and plots
+    #[arg(long, default_value = "migration")]
+    output: PathBuf,
+    /// The switch's data plane; the default is ebpf with root if this build has it, otherwise soft
+    #[arg(long)]
+    switch: Option<DataPlane>,
+}
+
+fn parse_size(text: &str) -> Result<ByteSize, String> {
+    let size: ByteSize = text.parse().map_err(|error| format!("{error}"))?;
+    match size.0 {
+        bytes if bytes % LINE_BYTES as u64 != 0 => Err("use whole lines of 32 KiB".to_owned()),
+        bytes if bytes < 4 << 20 => Err("the least is 4M".to_owned()),
+        _ => Ok(size),
+    }
+}
+
+/// A move of all memory.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Moved {
+    /// From the request until every page was at its new server.
+    seconds: f64,
+    bytes_per_second: f64,
+}
+
+/// How far the move was.
+#[derive(Clone, Copy, Debug)]
+struct Progress {
+    /// Seconds since the load began.
+    at: f64,
+    moved_bytes: u64,
+}
+
+/// What the experiment found.
+#[derive(Debug, Serialize)]
+struct Findings {
+    switch: DataPlane,
+    size_bytes: u64,
+    client_count: u16,
+    before: Interval,
+    during: Interval,
+    after: Interval,
+    /// Operations per second during the move, divided by those before it.
+    throughput_ratio: f64,
+    /// The p99 during the move, divided by that before it.
+    p99_ratio: f64,
+    moved_under_load: Moved,
+    /// The move back, without load.
+    moved_alone: Moved,
+    /// Reading all of it, 1 MiB at a time, in the same rack.
+    bulk_read_bytes_per_second: f64,
+    /// The rate of the move without load, divided by that of reading.
+    alone_to_bulk_read_ratio: f64,
+    /// A client that reads all of it and writes it to the other server, during which nobody may change it.
+    stop_and_copy_seconds: f64,
+    /// Entries that the switch needed for the memory that had moved.
+    directory_entry_count: usize,
+    /// The clients before, during and after the move.
+    detours: [Detours; 3],
+    /// 10,000 READs of a client that joined after the move.
+    detours_of_late_client: Detours,
+    failures: u64,
+    wrong_reads: u64,
+    first_failure: Option<String>,
+    #[serde(skip)]
+    series: Vec<Bucket>,
+    #[serde(skip)]
+    progress: Vec<Progress>,
+    /// When the move began and ended, in seconds since the load began.
+    #[serde(skip)]
+    moving: (f64, f64),
+}
+
+impl Findings {
+    fn is_good(&self) -> bool {
+        self.failures == 0 && self.wrong_reads == 0
+    }
+}
+
+pub(super) fn run(asked: Migration, global: Global) -> anyhow::Result<Exit> {
+    let folder = Folder::make(&asked.output)?;
+    let site = Site::prepare()?;
+    let cancel = interrupt::watch().context("cannot watch for signals")?;
+    let program = std::env::current_exe().context("cannot find this program's own path")?;
+    let steps = Arc::new(Steps::new(6, global));
+    steps.begin("a rack of two servers and one client host");
+    let spec = RackSpec {
+        name: format!("migration{}", process::id()).parse::<RackName>()?,
+        servers: 2,
+        clients: 1,
+        mtu: LinkMtus::default(),
+        switch: asked.switch.unwrap_or(site.data_plane()),
+        memory: ByteSize(asked.size.0 + SPARE_BYTES),
+        redirects: Redirects::default(),
+        direct_reads: true,
+    };
+    let mut rack = Rack::build(&site, spec, cancel.clone())?;
+    rack.start_daemons(&program, READY_DEADLINE)?;
+    let rack = Arc::new(rack);
+    let used = Arc::clone(&steps);
+    let findings = interrupt::measure(&rack, &cancel, move |rack| measure(rack, &asked, &used))?;
+    interrupt::take_down(rack)?;
+    steps.end();
+    report::print(&findings, &folder, global.json)?;
+    Ok(if findings.is_good() { Exit::Ok } else { Exit::Failure })
+}
+
+/// The rack's clients, and its servers.
+struct Joined {
+    owner: Client<UdpTransport>,
+    workers: Vec<Client<UdpTransport>>,
+    servers: [NodeId; 2],
+}
+
+fn join(rack: &Rack, count: u16) -> anyhow::Result<Joined> {
+    let port = rack.layout().port_of(CLIENT).context("the rack has no client")?.number;
+    let controller = format!("http://{}", rack.layout().controller());
+    let options =
+        JoinOptions::named(CLIENT.to_string()).interface(ENDPOINT_INTERFACE).switch_port(port);
+    let (owner, workers) = rack.enter(CLIENT, || -> anyhow::Result<_> {
+        let owner = Client::join(&controller, options)?;
+        let workers: Result<Vec<_>, _> = (0..count).map(|_| owner.try_clone()).collect();
+        Ok((owner, workers?))
+    })??;
+    let nodes = owner.rack().context("the client did not join")?.memory_nodes;
+    let servers: Vec<NodeId> = nodes.iter().map(|node| node.node).collect();
+    let servers = servers.try_into().map_err(|_| anyhow!("the rack has not two servers"))?;
+    Ok(Joined { owner, workers, servers })
+}
+
+fn measure(rack: &Rack, asked: &Migration, steps: &Steps) -> anyhow::Result<Findings> {
+    let Joined { mut owner, workers, servers: [home, other] } = join(rack, asked.clients)?;
+    let region = owner.create_at(asked.size.0, Placement::Node(home))?;
+    let load = Load::begin(&mut owner, region)?;
+    let time = Duration::from_secs(asked.seconds.into());
+    let controller = Controller::of(rack);
+    let under_load = thread::scope(|scope| {
+        let load = &load;
+        let count = workers.len();
+        let running: Vec<_> = (0..)
+            .zip(workers)
+            .map(|(number, client)| scope.spawn(move || load.work(client, number, count)))
+            .collect();
+        // Whatever happens, the workers end.
+        let outcome = under_load(load, &controller, steps, (region, home, other), time);
+        load.stop();
+        let mut seen = Seen::default();
+        for one in running {
+            seen.add(one.join().map_err(|_| anyhow!("a client's thread panicked"))?);
+        }
+        outcome.map(|times| (times, seen))
+    });
+    let (times, mut seen) = under_load?;
+    steps.begin("all bytes are compared, and a new client reads");
+    load.check(&mut owner, &mut seen)?;
+    // Its socket is made in the client's namespace.
+    let (mut owner, late) = rack.enter(CLIENT, move || {
+        let late = owner.try_clone();
+        (owner, late)
+    })?;
+    let mut late = late?;
+    let detours_of_late_client = moving::read_some(&mut late, region, LATE_READS)?;
+    let directory_entry_count = controller.moved_entries()?;
+    let bulk_read = moving::read_all(&mut owner, region)?;
+    steps.begin("the memory moves back without load");
+    let moved_alone = controller.move_all(region, home, home, &mut |_| {})?;
+    load.check(&mut owner, &mut seen)?;
+    steps.begin("the memory is copied by a client");
+    let copy = owner.create_at(asked.size.0, Placement::Node(other))?;
+    let stop_and_copy = moving::copy_all(&mut owner, region, copy)?;
+    owner.delete(copy)?;
+    owner.delete(region)?;
+    let [before, during, after] =
+        times.phases.each_ref().map(|(from, to)| seen.interval(*from, *to));
+    let rate = |time: Duration| asked.size.0 as f64 / time.as_secs_f64();
+    let moved =
+        |time: Duration| Moved { seconds: time.as_secs_f64(), bytes_per_second: rate(time) };
+    let [(first, _), (from, to), (_, last)] = times.phases;
+    Ok(Findings {
+        switch: rack.state().spec.switch,
+        size_bytes: asked.size.0,
+        client_count: asked.clients,
+        before,
+        during,
+        after,
+        throughput_ratio: during.operations_per_second / before.operations_per_second,
+        p99_ratio: during.latency.p99_us / before.latency.p99_us,
+        moved_under_load: moved(times.moved),
+        moved_alone: moved(moved_alone),
+        bulk_read_bytes_per_second: rate(bulk_read),
+        alone_to_bulk_read_ratio: bulk_read.as_secs_f64() / moved_alone.as_secs_f64(),
+        stop_and_copy_seconds: stop_and_copy.as_secs_f64(),
+        directory_entry_count,
+        detours: [0, 1, 2].map(|phase| seen.detours(phase)),
+        detours_of_late_client,
+        failures: seen.failures,
+        wrong_reads: seen.wrong_reads,
+        first_failure: seen.first_failure.clone(),
+        series: seen.series(first, last, STEP),
+        progress: times.progress,
+        moving: (from.as_secs_f64(), to.as_secs_f64()),
+    })
+}
+
+/// When the phases began and ended, since the load began.
+struct Times {
+    phases: [(Duration, Duration); 3],
+    moved: Duration,
+    progress: Vec<Progress>,
+}
+
+/// Works before, during and after the move.
+fn under_load(
+    load: &Load,
+    controller: &Controller<'_>,
+    steps: &Steps,
+    (region, home, to): (Region, NodeId, NodeId),
+    time: Duration,
+) -> anyhow::Result<Times> {
+    steps.begin(&format!("work before the move, {} s", time.as_secs()));
+    let from = load.elapsed();
+    thread::sleep(time);
+    let before = (from, load.elapsed());
+    steps.begin("work during the move");
+    load.next_phase();
+    let mut progress = Vec::new();
+    let mut note = |moved_bytes| {
+        progress.push(Progress { at: load.elapsed().as_secs_f64(), moved_bytes });
+    };
+    let from = load.elapsed();
+    let moved = controller.move_all(region, home, to, &mut note)?;
+    let during = (from, from + moved);
+    steps.begin(&format!("work after the move, {} s", time.as_secs()));
+    load.next_phase();
+    let from = load.elapsed();
+    thread::sleep(time);
+    let after = (from, load.elapsed());
+    Ok(Times { phases: [before, during, after], moved, progress })
+}
+
+/// The rack's controller, asked as an operator does.
+struct Controller<'a> {
+    rack: &'a Rack,
+    contact: Contact,
+}
+
+impl<'a> Controller<'a> {
+    fn of(rack: &'a Rack) -> Self {
+        let address: std::net::SocketAddr = rack.layout().controller().into();
+        Self { rack, contact: address.into() }
+    }
+
+    /// Moves a region and waits until all pages are there; `note` gets the bytes that have moved.
+    fn move_all(
+        &self,
+        region: Region,
+        home: NodeId,
+        to: NodeId,
+        note: &mut dyn FnMut(u64),
+    ) -> anyhow::Result<Duration> {
+        let begun = Instant::now();
+        let base = region.base();
+        let request = proto::MigrateRequest {
+            server: home.0.into(),
+            space: base.space.0.into(),
+            generation: None,
+            first_page: base.location.page(),
+            page_count: region.length_bytes() / PAGE_BYTES as u64,
+            to: to.0.into(),
+        };
+        let ask = || operations::migrate(&self.contact, request, PATIENCE);
+        let ids = self.rack.enter(Node::Switch, ask)??.migrations;
+        let (mut kept, mut last_change) = (0, Instant::now());
+        loop {
+            let ask = || operations::migrations(&self.contact, PATIENCE);
+            let mut ours = self.rack.enter(Node::Switch, ask)??;
+            ours.retain(|one| ids.contains(&one.id));
+            let now_kept: u64 = ours.iter().map(|one| one.kept_pages).sum();
+            note(now_kept * PAGE_BYTES as u64);
+            if ours.iter().all(|one| one.kept_pages == one.page_count) {
+                return Ok(begun.elapsed());
+            }
+            let closed = ours.iter().find(|one| one.stage() == proto::MigrationStage::Closed);
+            if let Some(of) = closed.filter(|of| of.kept_pages < of.page_count) {
+                bail!("migration {} ended before all pages had moved: {}", of.id, of.why);
+            }
+            if now_kept != kept {
+                (kept, last_change) = (now_kept, Instant::now());
+            }
+            if last_change.elapsed() > STANDSTILL {
+                bail!("no page has moved for {} s", STANDSTILL.as_secs());
+            }
+            thread::sleep(PACE);
+        }
+    }
+}
+
+impl Controller<'_> {
+    /// How many entries lead memory to another server than its home.
+    fn moved_entries(&self) -> anyhow::Result<usize> {
+        let state =
+            self.rack.enter(Node::Switch, || control::controller_state(&self.contact, true))??;
+        let of_moved = |entry: &&proto::TableEntry| entry.table == "directory" && entry.desired;
+        let all = state.entries.iter().filter(of_moved).count();
+        // Each endpoint has one, in all states of the rack.
+        Ok(all.saturating_sub(state.nodes.len()))
+    }
+}
