@@ -460,6 +460,48 @@ pub fn read_some<T: Transport>(
     Ok(Detours::of(client).since(before))
 }
 
+/// Lines that a probe is ahead of the move at first: more than are on their way at once.
+const LEAD: usize = 32;
+
+/// How long a probe reads one page at most.
+const PROBE: Duration = Duration::from_secs(2);
+
+/// Reads a page of a line without pause until the line has moved, then one further on, until `stop` is set or the
+/// region ends. Returns the longest time between two READs that succeeded, of each line: so long it was out of reach,
+/// and a READ took.
+///
+/// # Errors
+/// If a page cannot be read.
+pub fn probe<T: Transport>(
+    client: &mut Client<T>,
+    region: Region,
+    stop: &AtomicBool,
+) -> Result<Samples, Error> {
+    let mut samples = Samples::default();
+    let mut bytes = vec![0; PAGE_BYTES];
+    let (mut line, mut lead) = (0, LEAD);
+    loop {
+        line += lead;
+        let Ok(pointer) = region.at((line * LINE_BYTES) as u64) else { return Ok(samples) };
+        let moved = Detours::of(client).moved;
+        let (first, mut last, mut longest) = (Instant::now(), None, Duration::ZERO);
+        while Detours::of(client).moved == moved && first.elapsed() < PROBE {
+            if stop.load(Ordering::Relaxed) {
+                return Ok(samples);
+            }
+            client.read(pointer, &mut bytes)?;
+            let now = Instant::now();
+            longest = longest.max(last.map_or(Duration::ZERO, |last| now - last));
+            last = Some(now);
+        }
+        match longest {
+            // It had moved before.
+            Duration::ZERO => lead *= 2,
+            longest => samples.add(longest),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,12 +5,14 @@ mod report;
 use std::path::PathBuf;
 use std::process;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use bluebridge::{Client, JoinOptions, NodeId, Placement, Region};
 use bluebridge_bench::moving::{self, Bucket, Detours, Interval, Load, Seen};
+use bluebridge_bench::summary::Summary;
 use bluebridge_northbound::proto;
 use bluebridge_rack::control::{self, Contact, operations};
 use bluebridge_rack::daemon::READY_DEADLINE;
@@ -108,6 +110,8 @@ struct Findings {
     moved_under_load: Moved,
     /// The move back, without load.
     moved_alone: Moved,
+    /// How long lines were out of reach, while one client read a page of each without pause and nothing else happened.
+    out_of_reach: Summary,
     /// Reading all of it, 1 MiB at a time, in the same rack.
     bulk_read_bytes_per_second: f64,
     /// The rate of the move without load, divided by that of reading.
@@ -143,7 +147,7 @@ pub(super) fn run(asked: Migration, global: Global) -> anyhow::Result<Exit> {
     let site = Site::prepare()?;
     let cancel = interrupt::watch().context("cannot watch for signals")?;
     let program = std::env::current_exe().context("cannot find this program's own path")?;
-    let steps = Arc::new(Steps::new(6, global));
+    let steps = Arc::new(Steps::new(8, global));
     steps.begin("a rack of two servers and one client host");
     let spec = RackSpec {
         name: format!("migration{}", process::id()).parse::<RackName>()?,
@@ -226,6 +230,17 @@ fn measure(rack: &Rack, asked: &Migration, steps: &Steps) -> anyhow::Result<Find
     steps.begin("the memory moves back without load");
     let moved_alone = controller.move_all(region, home, home, &mut |_| {})?;
     load.check(&mut owner, &mut seen)?;
+    steps.begin("the memory moves twice, and a client reads lines that move");
+    let stop = AtomicBool::new(false);
+    let out_of_reach = thread::scope(|scope| {
+        let probing = scope.spawn(|| moving::probe(&mut late, region, &stop));
+        let outcome = controller.move_all(region, home, other, &mut |_| {});
+        stop.store(true, Ordering::Relaxed);
+        let samples = probing.join().map_err(|_| anyhow!("the probe panicked"))?;
+        outcome?;
+        Ok::<_, anyhow::Error>(samples?.summary())
+    })?;
+    controller.move_all(region, home, home, &mut |_| {})?;
     steps.begin("the memory is copied by a client");
     let copy = owner.create_at(asked.size.0, Placement::Node(other))?;
     let stop_and_copy = moving::copy_all(&mut owner, region, copy)?;
@@ -248,6 +263,7 @@ fn measure(rack: &Rack, asked: &Migration, steps: &Steps) -> anyhow::Result<Find
         p99_ratio: during.latency.p99_us / before.latency.p99_us,
         moved_under_load: moved(times.moved),
         moved_alone: moved(moved_alone),
+        out_of_reach,
         bulk_read_bytes_per_second: rate(bulk_read),
         alone_to_bulk_read_ratio: bulk_read.as_secs_f64() / moved_alone.as_secs_f64(),
         stop_and_copy_seconds: stop_and_copy.as_secs_f64(),
@@ -311,7 +327,8 @@ impl<'a> Controller<'a> {
         Self { rack, contact: address.into() }
     }
 
-    /// Moves a region and waits until all pages are there; `note` gets the bytes that have moved.
+    /// Moves a region, and waits until all servers know it; `note` gets the bytes that have moved. Returns the time until
+    /// all pages were there.
     fn move_all(
         &self,
         region: Region,
@@ -331,7 +348,7 @@ impl<'a> Controller<'a> {
         };
         let ask = || operations::migrate(&self.contact, request, PATIENCE);
         let ids = self.rack.enter(Node::Switch, ask)??.migrations;
-        let (mut kept, mut last_change) = (0, Instant::now());
+        let (mut kept, mut last_change, mut moved) = (0, Instant::now(), None);
         loop {
             let ask = || operations::migrations(&self.contact, PATIENCE);
             let mut ours = self.rack.enter(Node::Switch, ask)??;
@@ -339,11 +356,16 @@ impl<'a> Controller<'a> {
             let now_kept: u64 = ours.iter().map(|one| one.kept_pages).sum();
             note(now_kept * PAGE_BYTES as u64);
             if ours.iter().all(|one| one.kept_pages == one.page_count) {
-                return Ok(begun.elapsed());
+                moved.get_or_insert_with(|| begun.elapsed());
             }
-            let closed = ours.iter().find(|one| one.stage() == proto::MigrationStage::Closed);
-            if let Some(of) = closed.filter(|of| of.kept_pages < of.page_count) {
+            let is_closed = |one: &&proto::Migration| one.stage() == proto::MigrationStage::Closed;
+            let mut closed = ours.iter().filter(is_closed);
+            if let Some(of) = closed.clone().find(|of| of.kept_pages < of.page_count) {
                 bail!("migration {} ended before all pages had moved: {}", of.id, of.why);
+            }
+            // The next one of these pages begins only then.
+            if let Some(moved) = moved.filter(|_| closed.by_ref().count() == ours.len()) {
+                return Ok(moved);
             }
             if now_kept != kept {
                 (kept, last_change) = (now_kept, Instant::now());

@@ -44,6 +44,7 @@ pub(super) fn print(findings: &Findings, folder: &Folder, json: bool) -> anyhow:
         "\nduring the move: {:.2} times the operations of before, and {:.2} times the p99\n\
          the move took {:.1} s under load ({:.0} MB/s), and {:.1} s without ({:.0} MB/s), which is {:.2} times the rate \
          of reading all of it ({:.0} MB/s)\n\
+         a line is out of reach for {:.0} us in the middle, and for {:.0} us one of 100 times ({} lines)\n\
          a client that copies it to the other server takes {:.1} s, during which nobody may change it\n\
          the switch leads to it by {} {}; of 10,000 READs of a client that joined afterwards, {} were refused by another \
          node, and {} were told that the page has moved",
@@ -55,6 +56,9 @@ pub(super) fn print(findings: &Findings, folder: &Folder, json: bool) -> anyhow:
         mega(findings.moved_alone.bytes_per_second),
         findings.alone_to_bulk_read_ratio,
         mega(findings.bulk_read_bytes_per_second),
+        findings.out_of_reach.p50_us,
+        findings.out_of_reach.p99_us,
+        findings.out_of_reach.sample_count,
         findings.stop_and_copy_seconds,
         findings.directory_entry_count,
         if findings.directory_entry_count == 1 { "entry" } else { "entries" },
