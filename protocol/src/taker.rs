@@ -4,6 +4,7 @@
 //! at once. A line that is staged is *in doubt* until its giver said whose it is, for as long as that takes: neither time,
 //! nor the end of this process, nor the controller decide it. Only the loss of the giver's memory does.
 
+mod pace;
 #[cfg(test)]
 mod tests;
 
@@ -15,6 +16,7 @@ use bluebridge_wire::{
     line::{LINE_RECORD_BYTES, LineRecord, PageContents, Part, parse_line},
 };
 
+use self::pace::{LINES_MAX, Pace};
 use crate::{
     Timestamp,
     requester::{Buffers, Completion, Failure, Migration, Operation, Output, Requester},
@@ -26,9 +28,6 @@ const LINE: u64 = LINE_PAGES as u64;
 
 /// Pages that locations name.
 const LOCATION_PAGES: u64 = 1 << 36;
-
-/// Lines that are on their way at once.
-const WINDOW: usize = 8;
 
 /// The lease of a TAKE, in milliseconds. The line is out of reach for at most so long if this process ends.
 const LEASE_MS: u16 = 200;
@@ -163,6 +162,8 @@ struct Slot {
     step: Step,
     /// When the next step may begin.
     at: Timestamp,
+    /// When it was asked for, unless an earlier process did.
+    asked_at: Option<Timestamp>,
     pause: Duration,
     taken: Taken,
     pages: LineRecord,
@@ -211,6 +212,7 @@ pub struct Taker {
     known: u32,
     /// The generations in the pointers to what is here.
     generations: (ArenaGeneration, ArenaGeneration),
+    pace: Pace,
     is_begun: bool,
     is_stopped: bool,
     last_failure: Option<Failure>,
@@ -293,11 +295,12 @@ impl Taker {
             lines,
             counts,
             next: 0,
-            slots: Vec::with_capacity(WINDOW),
-            buffers: Vec::with_capacity(WINDOW),
+            slots: Vec::with_capacity(LINES_MAX as usize),
+            buffers: Vec::with_capacity(LINES_MAX as usize),
             doubts,
             known: 0,
             generations,
+            pace: Pace::new(),
             is_begun: false,
             is_stopped: false,
             last_failure: None,
@@ -455,7 +458,7 @@ impl Taker {
 
     /// Gives slots to lines: first to those in doubt.
     fn fill(&mut self, now: Timestamp) {
-        while self.slots.len() < WINDOW {
+        while self.slots.len() < self.pace.lines() {
             let (line, step, taken) = match self.doubts.pop() {
                 Some((line, taken)) => (line, Step::Keep, taken),
                 None => {
@@ -471,6 +474,7 @@ impl Taker {
                 line,
                 step,
                 at: now,
+                asked_at: None,
                 pause: PAUSE.0,
                 taken,
                 pages: LineRecord::default(),
@@ -509,7 +513,10 @@ impl Taker {
         let take = Operation::Take { migration, pointer, lease_ms, wait: true };
         let token = token(self.number, slot.line, TAKE);
         match requester.start_until(now, take, token, now + TAKE_PATIENCE) {
-            Ok(_) => slot.step = Step::Taking,
+            Ok(_) => {
+                slot.step = Step::Taking;
+                slot.asked_at.get_or_insert(now);
+            }
             Err(_) => slot.wait(now),
         }
     }
@@ -612,6 +619,9 @@ impl Taker {
                     let slot = &mut self.slots[index];
                     (slot.step, slot.at) = (Step::Keep, now);
                     return;
+                }
+                if let Some(asked_at) = slot.asked_at {
+                    self.pace.took(now.saturating_since(asked_at));
                 }
                 if let Some(place) = self.place(line) {
                     let pages = store.lines().line(place).map(|line| line.pages);
