@@ -732,7 +732,7 @@ fn lines_that_cannot_be_are_not_staged() {
     let arena = &mut world.arenas[0];
     assert!(arena.reserve_own(8..16));
     let name = (home_line(0, 8), TAKEN);
-    type Change = (usize, fn(&mut bluebridge_wire::LinePage));
+    type Change = (usize, fn(&mut LinePage));
     let changes: [Change; 7] = [
         (0, |page| page.colour = Some((ArenaGeneration::default(), Tag(200)))),
         (1, |page| page.space = Space(8)),
