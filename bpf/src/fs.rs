@@ -172,6 +172,18 @@ pub fn make_arenas() -> Result<(), FsError> {
 /// The first bytes of every arena's file.
 pub const ARENA_MAGIC: [u8; 8] = *b"BBARENA\0";
 
+/// The version of the layout of arenas' files, and of their memory: it changes with every change of it.
+pub const ARENA_VERSION: u32 = 4;
+
+/// Where in an arena's file its version is, 4 bytes in the machine's order.
+pub const ARENA_VERSION_AT: usize = 8;
+
+/// Where in an arena's file it says where the memory is, 4 bytes in the machine's order.
+pub const ARENA_BACKING_AT: usize = ARENA_ID_AT - 4;
+
+/// The memory is in a BPF map.
+pub const ARENA_IN_MAP: u32 = 1;
+
 /// Where in an arena's file its id is, 16 bytes.
 pub const ARENA_ID_AT: usize = 56;
 
@@ -203,12 +215,31 @@ pub fn open_own(file: &Path) -> io::Result<Option<fs::File>> {
     }
 }
 
+/// What the beginning of an arena's file says.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct ArenaHead {
+    /// The version of its layout.
+    pub version: u32,
+    /// Whether the memory is in a BPF map. Only true of [`ARENA_VERSION`].
+    pub is_in_map: bool,
+    /// Its id.
+    pub id: [u8; 16],
+}
+
 /// The id of the arena of a file; `None` if the file is none of an arena, a copy of one, or not a regular file of this
 /// user.
 ///
 /// # Errors
 /// The system's error if it cannot be read.
 pub fn arena_id(file: &Path) -> io::Result<Option<[u8; 16]>> {
+    Ok(arena_head(file)?.map(|head| head.id))
+}
+
+/// What the beginning of a file says; `None` if [`arena_id`] is.
+///
+/// # Errors
+/// The system's error if it cannot be read.
+pub fn arena_head(file: &Path) -> io::Result<Option<ArenaHead>> {
     let mut start = [0; ARENA_INODE_AT + 8];
     let Some(mut file) = open_own(file)? else { return Ok(None) };
     match file.read_exact(&mut start) {
@@ -217,8 +248,15 @@ pub fn arena_id(file: &Path) -> io::Result<Option<[u8; 16]>> {
         Err(error) => return Err(error),
     }
     let is_own = start.ends_with(&file.metadata()?.ino().to_ne_bytes());
-    let id = start[ARENA_ID_AT..].first_chunk().filter(|_| start.starts_with(&ARENA_MAGIC));
-    Ok(id.filter(|_| is_own).copied())
+    if !is_own || !start.starts_with(&ARENA_MAGIC) {
+        return Ok(None);
+    }
+    let number =
+        |at: usize| start[at..].first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes));
+    let version = number(ARENA_VERSION_AT);
+    let is_in_map = version == ARENA_VERSION && number(ARENA_BACKING_AT) == ARENA_IN_MAP;
+    let id = start[ARENA_ID_AT..].first_chunk();
+    Ok(id.map(|id| ArenaHead { version, is_in_map, id: *id }))
 }
 
 fn name_of(id: &[u8; 16]) -> String {

@@ -5,14 +5,17 @@ use std::collections::hash_map::DefaultHasher;
 use std::fs;
 use std::hash::{Hash, Hasher};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::RackError;
 use crate::daemon::arena_of;
 use crate::spec::Node;
-use crate::state::RackState;
-use bluebridge_bpf::fs::{arena_id, arena_pin, may_hide_pins, open_own, remove_arena_pin};
-use bluebridge_wire::address::PAGE_BYTES;
+use crate::state::{DaemonRecord, RackState};
+use bluebridge_bpf::fs::{
+    ARENA_VERSION, arena_head, arena_id, arena_pin, may_hide_pins, open_own, remove_arena_pin,
+};
+use rustix::process::geteuid;
 
 /// A file system in memory that every Linux has. The one in which racks are recorded is too small.
 const DIRECTORY: &str = "/dev/shm";
@@ -36,7 +39,8 @@ pub(crate) fn file(directory: &Path, server: Node) -> PathBuf {
 
 /// Removes the files of a rack whose servers do not run, and returns their number: those that its record names,
 /// wherever the record is now, and those that were named after this directory, which also a rack without a record
-/// has. What another user has put there under such a name, and what is no regular file, is left alone.
+/// has. The maps in which the recorded servers had their memory are removed with them, also without a file. What another
+/// user has put there under such a name, and what is no regular file, is left alone.
 ///
 /// # Errors
 /// [`RackError::LeftMemory`] for the first that cannot be removed; the others are.
@@ -78,7 +82,38 @@ pub(crate) fn remove(directory: &Path, state: Option<&RackState>) -> Result<usiz
             Err(error) => result = result.and(Err(left("remove", &file, error))),
         }
     }
+    // Maps whose file was removed or replaced by hand.
+    for id in state.into_iter().flat_map(|state| &state.daemons).flat_map(arena_ids) {
+        let pin = arena_pin(&id);
+        let is_there = pin.symlink_metadata().is_ok();
+        match remove_arena_pin(&id) {
+            Ok(()) => removed += usize::from(is_there),
+            Err(error) => result = result.and(Err(left("remove", &pin, error.source))),
+        }
+    }
     result.map(|()| removed)
+}
+
+/// The arenas in BPF maps that the processes of a server had.
+fn arena_ids(daemon: &DaemonRecord) -> impl Iterator<Item = [u8; 16]> {
+    let ids = daemon.arena_ids.iter();
+    ids.filter_map(|id| u128::from_str_radix(id, 16).ok()).map(u128::to_be_bytes)
+}
+
+/// Records which map the memory of a server that is ready is in. Its file may be gone when the rack is taken down.
+pub(crate) fn note_id(daemon: &mut DaemonRecord) {
+    let head = arena_of(daemon).and_then(|file| arena_head(Path::new(file)).ok().flatten());
+    let Some(head) = head.filter(|head| head.is_in_map) else { return };
+    let id = format!("{:032x}", u128::from_be_bytes(head.id));
+    // Those that are gone need not be removed; what another mount namespace hides is not gone.
+    if !may_hide_pins() {
+        let gone: Vec<_> = arena_ids(daemon).map(|id| !arena_pin(&id).exists()).collect();
+        let mut gone = gone.into_iter();
+        daemon.arena_ids.retain(|_| !gone.next().unwrap_or(false));
+    }
+    if !daemon.arena_ids.contains(&id) {
+        daemon.arena_ids.push(id);
+    }
 }
 
 /// The error of memory that stays, with what its user can do.
@@ -97,43 +132,58 @@ fn left(doing: &'static str, path: &Path, source: io::Error) -> RackError {
     RackError::LeftMemory { doing, path: path.to_owned(), source, remedy }
 }
 
-/// Why the next process of a server cannot find its memory with this file, and the beginning of what to do; `None` if it
-/// seems to be there. A cheap look, which reads no contents.
-pub(crate) fn loss(file: &Path) -> Option<(String, String)> {
+/// Why the next process of a server cannot go on with the memory in its file, and what to do; `None` if it seems that it
+/// can. `restart` is the command that begins with empty memory. A cheap look, which reads no contents.
+pub(crate) fn loss(file: &Path, restart: &str) -> Option<String> {
     let shown = file.display();
-    let nothing_to_do = String::new;
+    let anew = format!("`{restart}` gives it new, empty memory");
     let unreadable =
-        |error: io::Error| (format!("its file {shown} cannot be read: {error}"), nothing_to_do());
+        |error: io::Error| Some(format!("its file {shown} cannot be read: {error}; {anew}"));
     let replaced = |by: &str| {
-        (
-            format!("{by} is in the place of its file {shown}"),
-            format!("remove that (`rm -r {shown}`), then "),
-        )
+        Some(format!(
+            "{by} is in the place of its file {shown}; put that back, or remove what is there (`rm -r {shown}`), then \
+             {anew}"
+        ))
     };
     let found = match fs::symlink_metadata(file) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Some((format!("its file {shown} is gone"), nothing_to_do()));
+            return Some(format!("its file {shown} is gone; put it back in its place, or {anew}"));
         }
-        Err(error) => return Some(unreadable(error)),
+        Err(error) => return unreadable(error),
     };
+    let own = geteuid().as_raw();
+    if found.is_file() && found.uid() != own {
+        return Some(format!(
+            "{shown} belongs to another user (uid {}); if it is the server's, `chown {own} {shown}` as root gives it back",
+            found.uid()
+        ));
+    }
     match open_own(file) {
         Ok(Some(_)) => {}
-        Ok(None) => return Some(replaced("something else")),
-        Err(error) => return Some(unreadable(error)),
+        Ok(None) => return replaced("something else"),
+        Err(error) => return unreadable(error),
     }
-    match arena_id(file) {
-        Ok(Some(id)) => {
-            // The file of memory in a map is one page long, and that of any other is longer.
-            let is_in_map = found.len() == PAGE_BYTES as u64;
-            let pin = arena_pin(&id).symlink_metadata();
+    if found.mode() & 0o077 != 0 {
+        return Some(format!(
+            "its file {shown} may be opened by other users; `chmod 600 {shown}` ends that"
+        ));
+    }
+    match arena_head(file) {
+        Ok(Some(head)) if head.version != ARENA_VERSION => Some(format!(
+            "its file {shown} is in layout {} of another version of bluebridge; start it with the program of that \
+             version, or {anew}",
+            head.version
+        )),
+        Ok(Some(head)) => {
+            let pin = arena_pin(&head.id).symlink_metadata();
             let is_gone = pin.is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-            (is_in_map && is_gone && !may_hide_pins())
-                .then(|| (format!("the BPF map of its file {shown} is gone"), nothing_to_do()))
+            (head.is_in_map && is_gone && !may_hide_pins())
+                .then(|| format!("the BPF map of its file {shown} is gone; {anew}"))
         }
-        Ok(None) if found.len() == 0 => Some(replaced("an empty file")),
-        Ok(None) => Some(replaced("a copy, or a file that is no arena's,")),
-        Err(error) => Some(unreadable(error)),
+        Ok(None) if found.len() == 0 => replaced("an empty file"),
+        Ok(None) => replaced("a copy, or a file that is no arena's,"),
+        Err(error) => unreadable(error),
     }
 }
 
@@ -145,11 +195,11 @@ fn is_named(file: &Path, prefix: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use bluebridge_bpf::fs::{ARENA_INODE_AT, ARENA_MAGIC};
+    use bluebridge_bpf::fs::{
+        ARENA_BACKING_AT, ARENA_ID_AT, ARENA_IN_MAP, ARENA_INODE_AT, ARENA_MAGIC, ARENA_VERSION_AT,
+    };
 
     use super::*;
-    use crate::state::DaemonRecord;
-
     #[test]
     fn a_rack_whose_directory_was_moved_finds_its_files() {
         let process = std::process::id();
@@ -176,6 +226,7 @@ mod tests {
                 process: None,
                 ready: false,
                 kept_memory: None,
+                arena_ids: Vec::new(),
             });
         }
         let removed = remove(&moved, Some(&state)).expect("they are ours");
@@ -192,27 +243,58 @@ mod tests {
     fn what_has_become_of_a_file_is_seen() {
         let process = std::process::id();
         let file = Path::new(DIRECTORY).join(format!("loss-{process}"));
-        let loss_of = |file: &Path| loss(file).map_or_else(String::new, |(cause, _)| cause);
-        assert!(loss_of(&file).contains("is gone"), "{}", loss_of(&file));
+        let loss_of = |file: &Path| loss(file, "RESTART").unwrap_or_default();
+        // A file that is there no more can be somewhere else.
+        let gone = loss_of(&file);
         std::os::unix::fs::symlink("/etc/passwd", &file).expect("there is room");
         let link = loss_of(&file);
         fs::remove_file(&file).expect("it is ours");
         let mut found = Vec::new();
         let mut header = vec![0; ARENA_INODE_AT + 8];
         header[..ARENA_MAGIC.len()].copy_from_slice(&ARENA_MAGIC);
+        let number = |header: &mut [u8], at: usize, number: u32| {
+            header[at..at + 4].copy_from_slice(&number.to_ne_bytes());
+        };
+        number(&mut header, ARENA_VERSION_AT, ARENA_VERSION);
+        header[ARENA_ID_AT..][..16].copy_from_slice(b"in no map at all");
         fs::write(&file, b"").expect("there is room");
+        let set_mode = |mode| {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            fs::set_permissions(&file, mode).expect("it is ours");
+        };
+        set_mode(0o600);
         found.push(loss_of(&file));
-        let inode = std::os::unix::fs::MetadataExt::ino(&fs::metadata(&file).expect("it is there"));
+        let inode = fs::metadata(&file).expect("it is there").ino();
         header[ARENA_INODE_AT..].copy_from_slice(&(inode + 1).to_ne_bytes());
         fs::write(&file, &header).expect("there is room");
         found.push(loss_of(&file));
         header[ARENA_INODE_AT..].copy_from_slice(&inode.to_ne_bytes());
+        // A file of a page is not therefore one of memory in a map, which has a page, too.
+        header.resize(4096, 0);
+        fs::write(&file, &header).expect("there is room");
+        found.push(loss_of(&file));
+        set_mode(0o640);
+        found.push(loss_of(&file));
+        set_mode(0o600);
+        header.truncate(ARENA_INODE_AT + 8);
+        number(&mut header, ARENA_BACKING_AT, ARENA_IN_MAP);
+        fs::write(&file, &header).expect("there is room");
+        let in_map = loss_of(&file);
+        // Where another version has its memory is not known.
+        number(&mut header, ARENA_VERSION_AT, ARENA_VERSION + 1);
         fs::write(&file, &header).expect("there is room");
         found.push(loss_of(&file));
         fs::remove_file(&file).expect("it is ours");
+        assert!(gone.contains("is gone; put it back in its place, or `RESTART`"), "{gone}");
         assert!(link.contains("something else is in the place"), "{link}");
+        assert!(link.contains("put that back, or remove what is there"), "{link}");
         assert!(found[0].contains("an empty file") && found[1].contains("a copy"), "{found:?}");
         assert_eq!(found[2], "");
+        assert!(found[3].ends_with(&format!("; `chmod 600 {}` ends that", file.display())));
+        // Whether it is there cannot be seen from everywhere.
+        assert_eq!(in_map.contains("the BPF map of its file"), !may_hide_pins(), "{in_map}");
+        let other = format!("in layout {} of another version", ARENA_VERSION + 1);
+        assert!(found[4].contains(&other) && !found[4].contains("gone"), "{found:?}");
     }
 
     /// Every user may make them in that directory.

@@ -123,7 +123,17 @@ struct Starting {
 pub fn stages(state: &RackState, layout: &Layout, directory: &Path) -> Vec<Vec<DaemonRecord>> {
     let record = |name: String, node, arguments| {
         let log = directory.join("logs").join(format!("{name}.log"));
-        DaemonRecord { name, node, arguments, log, process: None, ready: false, kept_memory: None }
+        let arena_ids = Vec::new();
+        DaemonRecord {
+            name,
+            node,
+            arguments,
+            log,
+            process: None,
+            ready: false,
+            kept_memory: None,
+            arena_ids,
+        }
     };
     let servers = state.spec.endpoints().filter(|node| matches!(node, Node::Server(_)));
     let hosts = words(&["rack", "watch", "--rack", state.spec.name.as_str()]);
@@ -172,7 +182,8 @@ fn is_memory_server(daemon: &DaemonRecord) -> bool {
 impl DaemonRecord {
     /// Whether the next process of a memory server may go on with its memory.
     pub fn may_keep_memory(&self) -> bool {
-        let is_there = arena_of(self).is_some_and(|file| arena::loss(Path::new(file)).is_none());
+        let is_there =
+            arena_of(self).is_some_and(|file| arena::loss(Path::new(file), "").is_none());
         is_there && self.kept_memory.as_ref().is_none_or(|kept| kept.is_kept)
     }
 }
@@ -307,18 +318,6 @@ impl Rack {
         Ok(daemon.and_then(|daemon| daemon.kept_memory.as_ref()))
     }
 
-    /// Records that the memory of a server was found to be lost, until the next process reports what it has.
-    ///
-    /// # Errors
-    /// [`RackError::NoDaemon`], or the record cannot be written.
-    pub fn note_lost_memory(&mut self, name: &str, lost: KeptMemory) -> Result<(), RackError> {
-        let at = self.find_daemon(name)?;
-        if let Some(daemon) = self.state.daemons.get_mut(at) {
-            daemon.kept_memory = Some(lost);
-        }
-        self.save()
-    }
-
     /// Whether the next process of a memory server may go on with its memory.
     ///
     /// # Errors
@@ -421,7 +420,7 @@ impl Rack {
         };
         record.process = None;
         record.ready = false;
-        // What is lost stays lost until the next process reports what it has.
+        // What ends with the process stays lost until the next one reports what it has.
         record.kept_memory.take_if(|kept| kept.is_kept);
         let daemon = record.clone();
         let name = daemon.name.clone();
@@ -477,6 +476,7 @@ impl Rack {
             (Readiness::Ready, _) => {
                 record.ready = true;
                 record.kept_memory = daemon.ready.kept().cloned();
+                arena::note_id(record);
                 return self.save();
             }
             (Readiness::Stopped, Some(status)) => DaemonFailure::Exited(status),

@@ -153,6 +153,7 @@ mod tests {
             process: None,
             ready: false,
             kept_memory: None,
+            arena_ids: Vec::new(),
         });
         RackState { daemons: daemons.collect(), ..RackState::new(spec) }
     }

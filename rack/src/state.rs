@@ -151,6 +151,9 @@ pub struct DaemonRecord {
     /// Whether its memory outlives it, as a memory server that is ready reported.
     #[serde(default)]
     pub kept_memory: Option<KeptMemory>,
+    /// The ids of the arenas in BPF maps that processes of a memory server had, in hexadecimal.
+    #[serde(default)]
+    pub arena_ids: Vec<String>,
 }
 
 /// The record of a rack.

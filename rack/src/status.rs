@@ -87,6 +87,9 @@ pub struct DaemonReport {
     /// Whether the next process may go on with its memory.
     #[serde(skip)]
     pub may_keep_memory: bool,
+    /// Why not, because of its file, and what to do.
+    #[serde(skip)]
+    pub loss: Option<String>,
 }
 
 /// Checks every part of a rack; call [`access::join`] first.
@@ -106,6 +109,7 @@ pub fn look(state: &RackState) -> RackStatus {
             log: daemon.log.clone(),
             kept_memory: daemon.kept_memory.clone(),
             may_keep_memory: daemon.may_keep_memory(),
+            loss: None,
         })
         .zip(&state.daemons)
         .map(|(report, daemon)| report.with_loss(daemon, &state.spec.name))
@@ -198,18 +202,35 @@ impl LinkReport {
 impl DaemonReport {
     /// What a server reported is not true any more if its file is gone.
     fn with_loss(mut self, daemon: &DaemonRecord, rack: &RackName) -> Self {
-        // A server that has not reported may be making it.
-        let is_kept = self.kept_memory.as_ref().is_some_and(|kept| kept.is_kept);
-        let file = arena_of(daemon).filter(|_| is_kept).map(Path::new);
-        if let Some((cause, first)) = file.and_then(arena::loss)
+        // A server that runs and has not reported may be making it.
+        let may_be_kept = match &self.kept_memory {
+            Some(kept) => kept.is_kept,
+            None => !self.running,
+        };
+        let file = arena_of(daemon).filter(|_| may_be_kept).map(Path::new);
+        if let Some(file) = file
             && let Ok(part) = self.name.parse::<Part>()
         {
-            let restart = part.restart(rack);
-            self.kept_memory = Some(KeptMemory::lost(format!(
-                "{cause}; {first}`{restart}` gives it new, empty memory"
-            )));
+            self.loss = arena::loss(file, &part.restart(rack));
+        }
+        if let Some(loss) = &self.loss {
+            self.kept_memory = Some(KeptMemory::lost(loss));
         }
         self
+    }
+
+    /// What follows the name of a memory server that does not run.
+    fn memory_left(&self, restart: &str) -> String {
+        match (&self.loss, &self.kept_memory) {
+            (Some(loss), _) => format!("and it cannot go on with its memory: {loss}"),
+            (None, Some(kept)) if kept.is_kept => {
+                format!("and its memory is kept; {restart} starts it with that")
+            }
+            (None, None) if self.may_keep_memory => {
+                format!("and its memory may be kept; {restart} starts it if it is")
+            }
+            (None, _) => format!("and its memory ended with it; {restart} starts it"),
+        }
     }
 
     fn problem(&self, rack: &RackName) -> Option<String> {
@@ -223,6 +244,8 @@ impl DaemonReport {
                 "{name} does not run; {restart} starts it, with --force if its log says that another controller \
                  took the switch"
             ))
+        } else if !self.running && part.is_some() {
+            Some(format!("{name} does not run, {}", self.memory_left(&restart)))
         } else if !self.running {
             Some(format!("{name} does not run; {restart} starts it"))
         } else if self.stopped {

@@ -50,7 +50,7 @@ pub struct TakenDown {
     /// The number of mounts in the rack's directory that were found there and not where a record names them, and
     /// removed.
     pub mount_count: usize,
-    /// How many files with the memory of its servers were removed.
+    /// How many files with the memory of its servers were removed, and BPF maps without such a file.
     pub arena_count: usize,
 }
 

@@ -10,7 +10,7 @@ use crate::udp::NoFrames;
 #[non_exhaustive]
 pub enum OpenError {
     /// The port is taken, or binding is not permitted: choose another port or stop its owner.
-    #[error("cannot bind UDP port {port}: {error}; another process may own it")]
+    #[error("cannot bind UDP port {port}: {error}")]
     Bind {
         /// The requested port.
         port: u16,

@@ -57,6 +57,8 @@ enum Found {
         id: Option<String>,
         /// False for a file that no memory server made.
         is_arena: bool,
+        /// The version of the file's layout; null if none says it.
+        layout: Option<u32>,
         /// The node whose contents it holds; null if it holds none.
         node: Option<u16>,
         /// The first arena generation of the contents.
@@ -95,12 +97,13 @@ impl From<Place> for Memory {
 
 impl From<Listed> for Row {
     fn from(listed: Listed) -> Self {
-        let Listed { path, bytes, is_arena, holder, process, place, id } = listed;
+        let Listed { path, bytes, is_arena, version, holder, process, place, id } = listed;
         let found = Found::File {
             bytes,
             memory: place.into(),
             id: id.map(|id| format!("{:032x}", u128::from_be_bytes(id))),
             is_arena,
+            layout: version,
             node: holder.map(|holder| holder.node.0),
             generation: holder.map(|holder| holder.generation.number()),
             pid: process,
@@ -165,7 +168,7 @@ fn print(rows: Vec<Row>, result: anyhow::Result<()>, global: Global) -> anyhow::
     } else {
         let cells: Vec<_> = rows.iter().filter_map(Row::cells).collect();
         if !cells.is_empty() {
-            output::table(&["file", "memory", "contents", "used by"], cells)?;
+            output::table(&["file", "memory", "layout", "contents", "used by"], cells)?;
         }
     }
     result?;
@@ -175,7 +178,9 @@ fn print(rows: Vec<Row>, result: anyhow::Result<()>, global: Global) -> anyhow::
 impl Row {
     /// `None` if the file could not be read.
     fn cells(&self) -> Option<Vec<String>> {
-        let Found::File { bytes, memory, is_arena, node, generation, pid, .. } = &self.found else {
+        let Found::File { bytes, memory, is_arena, layout, node, generation, pid, .. } =
+            &self.found
+        else {
             return None;
         };
         let of_node = node.zip(*generation);
@@ -193,7 +198,9 @@ impl Row {
             (Memory::InMapAlone, None) => "unknown".to_owned(),
             (_, None) => "nobody".to_owned(),
         };
-        Some(vec![self.file.display().to_string(), format!("{} MiB", bytes >> 20), contents, user])
+        let layout = layout.map_or_else(String::new, |layout| layout.to_string());
+        let memory = format!("{} MiB", bytes >> 20);
+        Some(vec![self.file.display().to_string(), memory, layout, contents, user])
     }
 }
 

@@ -95,6 +95,10 @@ impl FromStr for ArenaChoice {
         match text {
             "" => Err("name a file, such as /dev/shm/bluebridge-arena-0-s1, or none"),
             "none" => Ok(Self::None),
+            // Another directory would be another file, and `arena list` would not find a map's file.
+            file if !Path::new(file).is_absolute() => {
+                Err("name the file with its whole path, such as /dev/shm/bluebridge-arena-0-s1")
+            }
             file => Ok(Self::File(file.into())),
         }
     }
@@ -267,13 +271,29 @@ fn open_carriers(options: &MemoryServer) -> anyhow::Result<Vec<UdpTransport>> {
         let taken =
             matches!(&error, OpenError::Bind { error, .. } if error.kind() == ErrorKind::AddrInUse);
         let holder = taken.then(|| holder_of_udp_port(UDP_PORT)).flatten();
-        let error = anyhow::Error::new(error);
-        match holder {
-            Some((pid, name)) => {
-                error.context(format!("the process {pid} ({name}) is the endpoint already"))
-            }
-            None => error,
+        match not_bound(UDP_PORT, &error, holder) {
+            Some(words) => anyhow::Error::new(error).context(words),
+            None => error.into(),
         }
+    })
+}
+
+/// Why a server is not the endpoint, and what its user can do. A network namespace has one endpoint.
+fn not_bound(port: u16, error: &OpenError, holder: Option<(u32, String)>) -> Option<String> {
+    let OpenError::Bind { error: cause, .. } = error else { return None };
+    Some(match (holder, cause.kind()) {
+        (Some((pid, name)), _) => format!(
+            "{error}: the process {pid} ({name}) is the endpoint already; end it first (`kill {pid}`)"
+        ),
+        (None, ErrorKind::AddrInUse) => {
+            format!(
+                "{error}; end the process that has it (as root, `ss -lunp sport = :{port}` shows it)"
+            )
+        }
+        (None, ErrorKind::PermissionDenied) => format!("{error}; start the server as root"),
+        (None, _) => format!(
+            "{error}; the system must have IPv6 (`sysctl net.ipv6.conf.all.disable_ipv6` is 0)"
+        ),
     })
 }
 
@@ -364,7 +384,7 @@ impl ServerMemory {
             Err(error) => {
                 let needs_room = matches!(error, ArenaFileError::NoRoom { .. });
                 let no_map = if needs_room { no_map(refusal) } else { None };
-                let words = advice(&error, no_map.as_deref());
+                let words = advice(&error, no_map.as_deref(), !options.fresh);
                 // Nothing is lost, and its user does not insist.
                 let may_go_on =
                     !is_required && !has_contents && options.direct_reads != DirectChoice::On;
@@ -431,7 +451,7 @@ impl ServerMemory {
             Self::Kept(kept) => {
                 let assigned = kept.assign(Holder { node, generation, token: token.0 });
                 assigned.map_err(|error| {
-                    let words = advice(&error, None);
+                    let words = advice(&error, None, true);
                     anyhow::Error::new(error).context(words)
                 })
             }
@@ -468,16 +488,17 @@ fn no_map(refusal: &Result<(), NoDirectReads>) -> Option<String> {
 
 /// What is wrong with the memory's file, and what the user of this server can do. If only its directory is wrong, the
 /// words are the same for all servers with files in it.
-fn advice(error: &ArenaFileError, no_map: Option<&str>) -> String {
+fn advice(error: &ArenaFileError, no_map: Option<&str>, keeps: bool) -> String {
     let no_map = no_map.map_or_else(String::new, |no_map| format!(", and {no_map}"));
-    let remedy = error.remedy(&reader()).map_or_else(String::new, |remedy| format!("; {remedy}"));
+    let remedy =
+        error.remedy(&reader(keeps)).map_or_else(String::new, |remedy| format!("; {remedy}"));
     format!("{error}{no_map}{remedy}")
 }
 
-/// Who reads what this server says about its memory.
-fn reader() -> Reader {
+/// Who reads what this server says about its memory. `keeps`: it was to go on with that of an earlier one.
+fn reader(keeps: bool) -> Reader {
     let restart = std::env::var(RESTART_VARIABLE).ok().filter(|command| !command.is_empty());
-    restart.map_or(Reader::Server, |restart| Reader::Rack { restart })
+    restart.map_or(Reader::Server, |restart| Reader::Rack { restart, keeps })
 }
 
 /// A service manager starts a service again with the same name; a shell does not.
@@ -502,6 +523,10 @@ fn reserve(options: &MemoryServer, cancel: &Cancel) -> anyhow::Result<Option<Res
         reservation.reserve_with_progress(|done, total| report_allocation(done, total, cancel));
     match reserved {
         Err(ReserveError::GivenUp { .. }) => Ok(None),
+        Err(error @ ReserveError::Size { .. }) => {
+            let words = format!("{error}; change --memory or --shards");
+            Err(anyhow::Error::new(error).context(words))
+        }
         reserved => Ok(Some(reserved?)),
     }
 }
@@ -557,8 +582,10 @@ fn join(
 /// Adds what to do with memory whose contents the controller does not accept; it does not know where they are.
 fn with_remedy(error: MembershipError, memory: &ServerMemory) -> anyhow::Error {
     let ServerMemory::Kept(kept) = memory else { return error.into() };
-    let remedy = match reader() {
-        Reader::Rack { restart } => format!("`{restart}` drops them, and the server begins empty"),
+    let remedy = match reader(true) {
+        Reader::Rack { restart, .. } => {
+            format!("`{restart}` drops them, and the server begins empty")
+        }
         Reader::Arenas | Reader::Server => {
             "start with --fresh, which drops them, or name another file with --arena-file"
                 .to_owned()
@@ -599,7 +626,7 @@ mod tests {
         let (path, bytes) = ("/dev/shm/arena".into(), 1 << 40);
         let error = ArenaFileError::NoRoom { path, bytes, lack: Lack::Memory };
         let no_map = no_map(&Err(NoDirectReads::Map(ErrorKind::OutOfMemory.into())));
-        let said = advice(&error, no_map.as_deref());
+        let said = advice(&error, no_map.as_deref(), false);
         assert!(said.contains(", and the memory cannot be in the kernel"), "{said}");
         let (_, remedy) = said.split_once("; ").expect("a remedy");
         assert_eq!(

@@ -53,6 +53,10 @@ fn what_cannot_be_is_wrong_usage() {
             "this server has no such file",
         ),
         (memserver(&["--interface", "lo", "--arena-file", ""]), "name a file, such as /dev/shm/"),
+        (
+            memserver(&["--interface", "lo", "--arena-file", "arena"]),
+            "name the file with its whole path, such as /dev/shm/",
+        ),
         (memserver(&["--interface", "lo", "--kept-memory", "auto"]), "--arena-file <FILE|none>"),
         (vec!["switch", "--data-plane", "soft", "--port", "1=nope:xdp"], "port 1 has a mode"),
         (vec!["switch", "--device-id", "0"], "--device-id"),

@@ -8,12 +8,13 @@ use bluebridge_protocol::store::SHARD_PAGES_MAX;
 use bluebridge_wire::{
     ArenaGeneration,
     address::{LINE_PAGES, PAGE_BYTES},
+    header::LEASE_EPOCH_MAX,
 };
 
 use super::pages::{Contents, Damaged, Pages};
 use crate::kept::{
     PageRecord,
-    lines::{AllowanceRecord, DEFAULT_FRAME, LineEntry, NO_FRAME},
+    lines::{AllowanceRecord, DEFAULT_FRAME, Floors, LineEntry, NO_FRAME},
     stores,
 };
 
@@ -141,7 +142,11 @@ impl Pages {
             let is_good = match self.entry(line).state {
                 LineEntry::DEFAULT => true,
                 LineEntry::GIVEN => self.is_own(line) || self.has_name(line),
-                LineEntry::STAGED => self.frame(line).is_some() && self.has_name(line),
+                LineEntry::STAGED => {
+                    // Whoever adopts the line raises the floor of lease epochs to it.
+                    let is_epoch = self.entry(line).epoch <= LEASE_EPOCH_MAX;
+                    self.frame(line).is_some() && self.has_name(line) && is_epoch
+                }
                 LineEntry::ADOPTED => {
                     !self.is_own(line) && self.frame(line).is_some() && self.has_name(line)
                 }
@@ -162,14 +167,21 @@ impl Pages {
             && ArenaGeneration::new(generation).is_some()
     }
 
-    /// Checks that the ranges of allowances are ranges of a shard.
+    /// Checks that the floor of lease epochs is one: the next process could not grant any above a greater number.
+    pub(super) fn check_floors(&self) -> Result<(), Damaged> {
+        let Floors { lease, .. } = self.lines.floors[0];
+        if lease <= LEASE_EPOCH_MAX { Ok(()) } else { Err(Damaged::LeaseFloor { epoch: lease }) }
+    }
+
+    /// Checks that the ranges of allowances are ranges of a shard, and that their migrations are known as such.
     pub(super) fn check_allowances(&self) -> Result<(), Damaged> {
+        let last = self.lines.floors[0].migration;
         let is_good = |record: &AllowanceRecord| {
-            let AllowanceRecord { first_page, pages, state, .. } = *record;
+            let AllowanceRecord { migration, first_page, pages, state, .. } = *record;
             let is_whole = (first_page | pages).is_multiple_of(LINE_PAGES as u64) && pages > 0;
             let is_short = first_page < LOCATION_PAGES && pages <= SHARD_PAGES_MAX;
             state == AllowanceRecord::NONE
-                || state <= AllowanceRecord::WITHDRAWN && is_whole && is_short
+                || state <= AllowanceRecord::WITHDRAWN && is_whole && is_short && migration <= last
         };
         let bad = self.lines.allowances.iter().find(|record| !is_good(record));
         bad.map_or(Ok(()), |bad| Err(Damaged::Allowance { migration: bad.migration }))

@@ -263,6 +263,21 @@ impl Arena {
         found
     }
 
+    /// Lets the free pages of withheld lines be allocated, which are here.
+    fn let_go(&mut self, lines: Range<u32>) {
+        let pages = lines.start * LINE..lines.end * LINE;
+        self.remove_withheld(&pages);
+        for resting in self.resting(pages) {
+            self.free.release(resting.start, resting.end - resting.start);
+            self.withheld_pages -= resting.end - resting.start;
+        }
+        for line in lines {
+            if self.pages.frame(line as usize).is_none() {
+                self.places.unbacked.release(line, 1);
+            }
+        }
+    }
+
     /// Removes pages from the withheld ranges.
     fn remove_withheld(&mut self, pages: &Range<u32>) {
         let withheld = core::mem::take(&mut self.withheld).into_iter().flat_map(|range| {
@@ -367,17 +382,12 @@ impl LineStore for Arena {
             self.withheld.push(pages);
             return;
         }
-        // A part of a range may be let go.
-        self.remove_withheld(&pages);
-        for resting in self.resting(pages) {
-            self.free.release(resting.start, resting.end - resting.start);
-            self.withheld_pages -= resting.end - resting.start;
-        }
-        for line in lines {
-            let is_here = self.pages.entry(line as usize).state == LineEntry::DEFAULT;
-            if is_here && self.pages.frame(line as usize).is_none() {
-                self.places.unbacked.release(line, 1);
-            }
+        // The pages of lines that were given stay withheld until those are cleared.
+        let is_here = |arena: &Self, line: u32| arena.pages.is_here(line as usize);
+        let mut next = lines.start;
+        while let Some(first) = (next..lines.end).find(|line| is_here(self, *line)) {
+            next = (first..lines.end).find(|line| !is_here(self, *line)).unwrap_or(lines.end);
+            self.let_go(first..next);
         }
     }
 
@@ -477,6 +487,10 @@ impl LineStore for Arena {
         let line = self.line_at(first_page).ok_or(StageError::NoPlace)?;
         if !self.places.is_reserved[line] {
             return Err(StageError::NoPlace);
+        }
+        // Its states and bytes would be those of two lines if this process ended meanwhile.
+        if self.pages.entry(line).state == LineEntry::STAGED {
+            return Err(StageError::InDoubt);
         }
         self.check_staged(line, pages)?;
         if self.pages.frame(line).is_none() {

@@ -9,8 +9,9 @@ use bluebridge_protocol::store::{
     Allowance, HomeLine, Line, LineStore as _, Placed, StageError, Taken,
 };
 use bluebridge_wire::{
-    NodeId, Tag,
+    LinePage, NodeId, Tag,
     address::LINE_BYTES,
+    header::LEASE_EPOCH_MAX,
     line::{LineRecord, PageContents, Part},
 };
 use proptest::prelude::*;
@@ -731,7 +732,7 @@ fn lines_that_cannot_be_are_not_staged() {
     let arena = &mut world.arenas[0];
     assert!(arena.reserve_own(8..16));
     let name = (home_line(0, 8), TAKEN);
-    type Change = (usize, fn(&mut bluebridge_wire::LinePage));
+    type Change = (usize, fn(&mut LinePage));
     let changes: [Change; 7] = [
         (0, |page| page.colour = Some((ArenaGeneration::default(), Tag(200)))),
         (1, |page| page.space = Space(8)),
@@ -911,4 +912,110 @@ fn a_line_that_is_not_cleared_cannot_come_back() {
     assert!(!arena.reserve_own(0..8), "its bytes may be needed");
     arena.clear_given(0..8);
     assert!(arena.reserve_own(0..8));
+}
+
+#[test]
+fn pages_of_lines_that_were_given_stay_withheld_until_they_are_cleared() {
+    let mut arena = Arena::on_heap(&ArenaConfig::default(), 24);
+    let grant = arena.create(SPACE, 4).unwrap();
+    arena.complete(grant.location);
+    arena.withhold(0..24, true);
+    assert_eq!(arena.arena_usage().free_pages, 0);
+    // The middle one is given.
+    arena.give(8);
+    arena.withhold(0..24, false);
+    let usage = arena.arena_usage();
+    assert_eq!((usage.free_pages, usage.used_pages), (4 + 8, 4), "lines 0 and 2");
+    for _ in 0..3 {
+        let own = arena.create(SPACE, 4).unwrap().location.page();
+        assert!(!line_of(8).contains(&own), "page {own} is another server's");
+    }
+    assert_eq!(arena.create(SPACE, 1), Err(Status::OutOfMemory));
+    arena.clear_given(line_of(8));
+    let usage = arena.arena_usage();
+    assert_eq!((usage.free_pages, usage.used_pages), (8, 16), "its memory is for another line");
+    // A line on its way home has memory, but nobody may allocate its pages yet.
+    assert!(arena.reserve_own(line_of(8)));
+    let record = [LinePage::default(); LINE_PAGES];
+    let bytes = vec![0; LINE_BYTES];
+    arena.stage(8, (home_line(0, 8), TAKEN), &record, &bytes).unwrap();
+    arena.withhold(line_of(8), true);
+    arena.withhold(line_of(8), false);
+    assert_eq!(arena.arena_usage().free_pages, 0);
+    arena.adopt(8);
+    assert_eq!(arena.arena_usage().free_pages, 8);
+}
+
+/// It would be in doubt whose of the two lines it is, and the states and bytes of both would be mixed.
+#[test]
+fn a_line_in_doubt_is_not_staged_over() {
+    let mut arena = Arena::on_heap(&ArenaConfig::default(), 16);
+    let place = arena.lines_mut().reserve(1).unwrap()[0].start;
+    let written = |version, stamp| {
+        let page = LinePage {
+            version,
+            part: Part::First { pages: 1 },
+            colour: Some((ArenaGeneration::default(), Tag(1))),
+            space: SPACE,
+            contents: PageContents::Written,
+            ..LinePage::default()
+        };
+        ([page; LINE_PAGES], vec![stamp; LINE_BYTES])
+    };
+    let (record, bytes) = written(5, 1);
+    arena.stage(place, (home_line(1, 8), TAKEN), &record, &bytes).unwrap();
+    let name = (home_line(1, 16), Taken { migration: 5, epoch: 78 });
+    let (other, other_bytes) = written(9, 2);
+    assert_eq!(arena.stage(place, name, &other, &other_bytes), Err(StageError::InDoubt));
+    let placed = |arena: &Arena| {
+        let mut found = Vec::new();
+        arena.placed(&mut |page, placed| found.push((page, placed)));
+        found
+    };
+    assert_eq!(placed(&arena), [(place, Placed::Staged(home_line(1, 8), TAKEN))]);
+    let number = arena.index(place).unwrap();
+    assert_eq!((arena.pages.state(number).version(), arena.pages.byte_of(number, 0)), (5, 1));
+    // Its place stays reserved when it is known that the line is the giver's.
+    arena.drop_staged(place);
+    arena.stage(place, name, &other, &other_bytes).unwrap();
+    assert_eq!(placed(&arena), [(place, Placed::Staged(name.0, name.1))]);
+    assert_eq!((arena.pages.state(number).version(), arena.pages.byte_of(number, 0)), (9, 2));
+}
+
+#[test]
+fn floors_and_epochs_that_no_process_stores_are_damage() {
+    let first = ArenaGeneration::default();
+    let check = |change: &dyn Fn(&mut Arena)| {
+        let mut arena = Arena::on_heap(&ArenaConfig::default(), 16);
+        let allowance = Allowance {
+            migration: 70,
+            range_epoch: 3,
+            pages: 0..8,
+            space: SPACE,
+            taker: NODES[1],
+            taker_incarnation: 4,
+        };
+        arena.keep_allowance(&allowance, true);
+        change(&mut arena);
+        arena.pages.check(first)
+    };
+    let floor = |epoch: u64| check(&|arena| arena.pages.lines.floors.as_mut()[0].lease = epoch);
+    assert_eq!(floor(0), Ok(()));
+    // The counter of a process may have come that far, and then begins anew.
+    assert_eq!(floor(LEASE_EPOCH_MAX), Ok(()));
+    for epoch in [LEASE_EPOCH_MAX + 1, u64::MAX] {
+        assert_eq!(floor(epoch), Err(Damaged::LeaseFloor { epoch }));
+    }
+    let last =
+        |migration: u64| check(&|arena| arena.pages.lines.floors.as_mut()[0].migration = migration);
+    assert_eq!((last(70), last(71)), (Ok(()), Ok(())));
+    assert_eq!(last(69), Err(Damaged::Allowance { migration: 70 }), "it was raised before");
+    let staged = |epoch: u64| {
+        check(&|arena| {
+            let entry = &mut arena.pages.lines.entries.as_mut()[0];
+            (entry.state, entry.epoch) = (LineEntry::STAGED, epoch);
+        })
+    };
+    assert_eq!(staged(LEASE_EPOCH_MAX), Ok(()));
+    assert_eq!(staged(LEASE_EPOCH_MAX + 1), Err(Damaged::Line { line: 0 }));
 }

@@ -124,6 +124,12 @@ pub enum Damaged {
         /// The line's number in the shard.
         line: u32,
     },
+    /// The floor of lease epochs is greater than every epoch.
+    #[error("its floor of lease epochs, {epoch}, is damaged")]
+    LeaseFloor {
+        /// The floor.
+        epoch: u64,
+    },
     /// A permission to give lines away that nobody can have given.
     #[error("the record of migration {migration} is damaged")]
     Allowance {
@@ -501,6 +507,7 @@ impl Pages {
     pub(super) fn check(&self, first: ArenaGeneration) -> Result<(), Damaged> {
         let pending = self.pending()?;
         self.check_lines()?;
+        self.check_floors()?;
         self.check_allowances()?;
         self.check_extents(pending.as_ref())?;
         self.check_colours(first, pending.as_ref())

@@ -10,7 +10,10 @@
 use core::{mem::offset_of, ops::Range};
 use std::sync::Arc;
 
-use bluebridge_bpf::fs::{ARENA_ID_AT, ARENA_INODE_AT, ARENA_MAGIC};
+use bluebridge_bpf::fs::{
+    ARENA_BACKING_AT, ARENA_ID_AT, ARENA_IN_MAP, ARENA_INODE_AT, ARENA_MAGIC, ARENA_VERSION,
+    ARENA_VERSION_AT,
+};
 use bluebridge_wire::{
     NodeId, Space,
     address::{LINE_BYTES, PAGE_BYTES},
@@ -32,7 +35,7 @@ use crate::{
 pub(crate) const MAGIC: [u8; 8] = ARENA_MAGIC;
 
 /// The version of this layout: it changes with every change of it.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = ARENA_VERSION;
 
 /// The most spaces of a server with kept memory.
 pub(crate) const SPACES_MAX: usize = 64;
@@ -50,7 +53,7 @@ pub(crate) const STATE_FULL: u32 = 2;
 /// Everything is in the file.
 pub(crate) const IN_FILE: u32 = 0;
 /// Everything but the header is in a map.
-pub(crate) const IN_MAP: u32 = 1;
+pub(crate) const IN_MAP: u32 = ARENA_IN_MAP;
 
 /// The first page of a file.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -98,6 +101,8 @@ impl Header {
 }
 
 const _: () = assert!(size_of::<Header>() <= PAGE_BYTES);
+const _: () = assert!(offset_of!(Header, version) == ARENA_VERSION_AT);
+const _: () = assert!(offset_of!(Header, backing) == ARENA_BACKING_AT);
 const _: () = assert!(offset_of!(Header, id) == ARENA_ID_AT);
 const _: () = assert!(offset_of!(Header, inode) == ARENA_INODE_AT);
 

@@ -19,9 +19,14 @@ use super::{
     },
     error::directory_of,
     file::{DIRECTORY, PREFIX},
-    layout::IN_MAP,
+    layout::{Header, IN_MAP, VERSION},
 };
 use crate::direct::map::{self, Pinned, PinnedMap};
+
+/// Whether a header says what this version understands.
+fn is_known(header: &Header) -> bool {
+    header.version == VERSION && header.damage().is_none()
+}
 
 /// Where the memory of an arena is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -51,6 +56,8 @@ pub struct Listed {
     pub bytes: u64,
     /// Whether it is an arena's file, also one that is only being made.
     pub is_arena: bool,
+    /// The version of its layout, if the file says it.
+    pub version: Option<u32>,
     /// The node and generation of its contents; `None` if it holds nothing or cannot be read.
     pub holder: Option<Holder>,
     /// The process that uses it.
@@ -131,6 +138,7 @@ impl Listed {
             id: Some(map.id),
             bytes: map.bytes,
             is_arena: true,
+            version: None,
             holder: None,
             process: map.user(),
             place: Place::InMapAlone,
@@ -141,7 +149,7 @@ impl Listed {
     const fn of_foreign_pin(pin: PathBuf) -> Self {
         let (id, holder, process) = (None, None, None);
         let place = Place::InMapAlone;
-        Self { path: pin, id, bytes: 0, is_arena: false, holder, process, place }
+        Self { path: pin, id, bytes: 0, is_arena: false, version: None, holder, process, place }
     }
 
     /// What a file is, or a pinned map.
@@ -169,6 +177,8 @@ impl Listed {
             None => Place::InFile,
             Some(header) if is_copy(header, &stat) => Place::OfOriginal,
             Some(header) => match map::find(&header.id) {
+                // Where the memory of another version is, or what a damaged header meant, is not known.
+                Pinned::Gone | Pinned::NotVisible if !is_known(header) => Place::InFile,
                 Pinned::Gone => Place::Gone,
                 Pinned::Here => Place::InMap,
                 Pinned::NotVisible => Place::NotVisible,
@@ -180,6 +190,7 @@ impl Listed {
             bytes: occupied(&stat)
                 .saturating_add(header.as_ref().map_or(0, |header| map_bytes(header, &stat))),
             is_arena,
+            version: header.map(|header| header.version),
             holder,
             process: (is_arena && !is_free).then_some(process),
             place,

@@ -17,6 +17,8 @@ pub enum Reader {
     Rack {
         /// The command that starts this server again, with empty memory.
         restart: String,
+        /// Whether the server was to go on with its memory, so that this comes first.
+        keeps: bool,
     },
     /// Who started the memory server.
     Server,
@@ -34,7 +36,10 @@ impl ArenaFileError {
     pub fn remedy(&self, reader: &Reader) -> Option<String> {
         match reader {
             Reader::Arenas => self.remedy_for_arenas(),
-            Reader::Rack { restart } => self.remedy_in_rack(restart),
+            Reader::Rack { restart, keeps } => {
+                let keeping = keeps.then(|| self.keeping_remedy_in_rack(restart)).flatten();
+                keeping.or_else(|| self.remedy_in_rack(restart))
+            }
             Reader::Server => self.remedy_for_server(),
         }
     }
@@ -104,11 +109,40 @@ impl ArenaFileError {
             Self::ReadOnly { path } => {
                 format!("{}, or name a file elsewhere with --arena-file", making_writable(path))
             }
+            Self::Size(_) => "change --memory or --shards".into(),
             Self::GivenUp
             | Self::Io { .. }
             | Self::Missing { .. }
-            | Self::Size(_)
             | Self::UnknownId { .. } => return None,
+        })
+    }
+
+    /// How memory is used again that is elsewhere, or cannot be opened, and what drops it otherwise.
+    fn keeping_remedy_in_rack(&self, restart: &str) -> Option<String> {
+        let back = "put the server's file back in its place";
+        Some(match self {
+            Self::Copy { .. } | Self::Missing { .. } => {
+                format!("{back}, or begin with empty memory (`{restart}`)")
+            }
+            Self::Foreign { path, what: Foreign::OpenToOthers } => {
+                format!("`chmod 600 {}` ends that; then `{restart} --keep`", path.display())
+            }
+            Self::Foreign { path, what: Foreign::OfUser(_) } => format!(
+                "if it is the server's, `chown {} {}` as root gives it back; then `{restart} --keep`",
+                geteuid().as_raw(),
+                path.display()
+            ),
+            Self::Foreign { path, .. } | Self::NoArena { path } => {
+                let option = match self {
+                    Self::Foreign { what: Foreign::Directory, .. } => " -r",
+                    _ => "",
+                };
+                let shown = path.display();
+                format!(
+                    "{back}, or remove what is there (`rm{option} {shown}`) and begin with empty memory (`{restart}`)"
+                )
+            }
+            _ => return None,
         })
     }
 
@@ -166,11 +200,11 @@ impl ArenaFileError {
                 format!("start it with the program of that version, or begin empty (`{restart}`)")
             }
             Self::ReadOnly { path } => format!("{}, {AGAIN}", making_writable(path)),
+            Self::Size(_) => "build the rack with another --memory".into(),
             Self::GivenUp
             | Self::Io { .. }
             | Self::Missing { .. }
             | Self::OfFile { .. }
-            | Self::Size(_)
             | Self::UnknownId { .. } => return None,
         })
     }

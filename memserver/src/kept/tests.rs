@@ -10,7 +10,9 @@ use std::{
 use bluebridge_wire::{ArenaGeneration, NodeId, Space};
 use zerocopy::IntoBytes;
 
-use super::{ArenaFile, ArenaFileError, Foreign, Holder, Kept, Lack, Listed, PageRecord, Reader};
+use super::{
+    ArenaFile, ArenaFileError, Foreign, Holder, Kept, Lack, Listed, PageRecord, Place, Reader,
+};
 use crate::Claim;
 
 /// A directory in memory that is removed at the end.
@@ -58,7 +60,7 @@ fn assert_remedies(error: &ArenaFileError, server: &str, rack: &[&str]) {
     let of_server = error.advice(&Reader::Server);
     assert!(of_server.starts_with(&cause) && of_server.contains(server), "{of_server}");
     assert!(!of_server.contains(RESTART), "{of_server}");
-    let in_rack = error.advice(&Reader::Rack { restart: RESTART.to_owned() });
+    let in_rack = error.advice(&Reader::Rack { restart: RESTART.to_owned(), keeps: false });
     assert!(in_rack.starts_with(&cause), "{in_rack}");
     assert!(rack.iter().all(|words| in_rack.matches(words).count() == 1), "{in_rack}");
     for option in ["--fresh", "--arena-file", "--direct-reads", "--shards"] {
@@ -296,6 +298,14 @@ fn a_file_of_another_version_is_refused_as_such() {
     assert_remedies(&error, "--fresh", &[RESTART]);
     let checked = ArenaFile::check(&file.path).unwrap_err();
     assert!(matches!(checked, ArenaFileError::OtherVersion { found: 2, .. }), "{checked}");
+    let listed = Listed::of(&file.path).unwrap();
+    assert_eq!((listed.version, listed.place), (Some(2), Place::InFile));
+    // What is at the place of `backing` may be anything in another version, and nothing is gone therefore.
+    image[52..56].copy_from_slice(&1_u32.to_ne_bytes());
+    fs::write(&file.path, &image).unwrap();
+    assert_eq!(Listed::of(&file.path).unwrap().place, Place::InFile);
+    let checked = ArenaFile::check(&file.path).unwrap_err();
+    assert!(matches!(checked, ArenaFileError::OtherVersion { found: 2, .. }), "{checked}");
     assert!(open(&ArenaFile { is_fresh: true, ..file }).is_ok());
 }
 
@@ -353,7 +363,7 @@ fn less_memory_is_a_remedy_only_if_it_helps() {
     for lack in [Lack::Files, Lack::Memory, Lack::Quota, Lack::Room] {
         let small = error(lack, 4096);
         assert_remedies(&small, "", &["`bluebridge rack restart`"]);
-        for reader in [Reader::Server, Reader::Rack { restart: RESTART.to_owned() }] {
+        for reader in [Reader::Server, Reader::Rack { restart: RESTART.to_owned(), keeps: false }] {
             let helps = lack != Lack::Files;
             assert!(!small.advice(&reader).contains("--memory"), "{lack:?}");
             assert_eq!(error(lack, 1 << 24).advice(&reader).contains("--memory"), helps);
@@ -386,6 +396,37 @@ fn a_directory_that_is_missing_is_named_with_what_to_do() {
         let squatted = ArenaFileError::Foreign { path: "/dev/shm/arena".into(), what };
         assert_remedies(&squatted, "--arena-file", &["/dev/shm/arena`", "`rm ", RESTART]);
     }
+}
+
+/// What drops the memory is said afterwards, or not at all if it does not help.
+#[test]
+fn who_wants_to_keep_memory_learns_first_what_keeps_it() {
+    let reader = Reader::Rack { restart: RESTART.to_owned(), keeps: true };
+    let path = || "/dev/shm/arena".into();
+    let foreign = |what| ArenaFileError::Foreign { path: path(), what };
+    let keep = format!("then `{RESTART} --keep`");
+    for (error, first) in [
+        (foreign(Foreign::OpenToOthers), "`chmod 600 /dev/shm/arena`"),
+        (foreign(Foreign::OfUser(7)), "if it is the server's, `chown "),
+    ] {
+        let remedy = error.remedy(&reader).unwrap();
+        assert!(remedy.starts_with(first) && remedy.ends_with(&keep), "{remedy}");
+        assert_eq!(remedy.matches(RESTART).count(), 1, "{remedy}");
+    }
+    for error in [
+        foreign(Foreign::Directory),
+        foreign(Foreign::Link),
+        foreign(Foreign::NoRegularFile),
+        ArenaFileError::Copy { path: path() },
+        ArenaFileError::Missing { path: path() },
+        ArenaFileError::NoArena { path: path() },
+    ] {
+        let remedy = error.remedy(&reader).unwrap();
+        assert!(remedy.starts_with("put the server's file back in its place, or "), "{remedy}");
+        assert!(remedy.ends_with(&format!("begin with empty memory (`{RESTART}`)")), "{remedy}");
+    }
+    let damaged = ArenaFileError::Damaged { path: path(), what: "it has another length".into() };
+    assert!(damaged.remedy(&reader).unwrap().contains("drops the contents"));
 }
 
 /// As far as that can be seen while a server uses it.

@@ -75,6 +75,9 @@ pub struct Allowance {
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StageError {
+    /// A line is staged there already. Until its giver has said whose it is, nothing else can be.
+    #[error("a line is staged there already, and it is not known whose it is")]
+    InDoubt,
     /// The place is not reserved, or has no memory.
     #[error("no memory is reserved for the line")]
     NoPlace,
@@ -119,7 +122,8 @@ pub trait LineStore {
     fn release(&mut self, pages: Range<u64>);
 
     /// Stores what a line has: the states of its pages, and the bytes of the written ones, a page's after the other.
-    /// Nobody is served from it yet.
+    /// Nobody is served from it yet. A line that is staged already is [adopted](Self::adopt) or
+    /// [dropped](Self::drop_staged) first.
     ///
     /// # Errors
     /// [`StageError`]; the line is not staged.

@@ -5,11 +5,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use bluebridge_memserver::kept::{Listed, Place};
-use bluebridge_memserver::{ArenaFile, ArenaFileError};
+use bluebridge_memserver::ArenaFile;
+use bluebridge_memserver::kept::{Listed, Reader};
 use bluebridge_rack::daemon::{FRESH, Part, READY_DEADLINE};
 use bluebridge_rack::process::Stopped;
-use bluebridge_rack::readiness::KeptMemory;
 use bluebridge_rack::state::StateRoot;
 use bluebridge_rack::{Cancel, GRACE, Rack};
 use clap::Args;
@@ -60,11 +59,12 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
     let mut rack = Rack::open(&root, &chosen, Cancel::default())?;
     let name = part.daemon();
     let reported = rack.kept_memory(&name)?.filter(|kept| !kept.is_kept).cloned();
+    let restart = part.restart(&chosen);
     // A server that runs is not stopped before the next one is known to find its memory.
     let deadline = Instant::now() + ENDING;
     let found = loop {
         let found = match (&reported, rack.arena_file(&name)?) {
-            (None, Some(file)) => find_memory(file, rack.running_pid(&name)),
+            (None, Some(file)) => find_memory(file, rack.running_pid(&name), &restart),
             _ => Ok(()),
         };
         // A server that was killed a moment ago has left its file, and its process is not gone yet.
@@ -77,30 +77,25 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
     let has_file = rack.arena_file(&name)?.is_some();
     let is_kept = is_server && has_file && reported.is_none() && found.is_ok();
     if options.keep {
-        let lost = match (reported, found) {
-            (Some(kept), _) => Some(kept.to_string()),
-            (None, Ok(())) if !has_file => Some("ends with the process".to_owned()),
-            (None, Ok(())) => None,
-            (None, Err(NotFound { reason, is_lost: true, .. })) => {
-                rack.note_lost_memory(&name, KeptMemory::lost(&reason))?;
-                Some(format!("is lost: {reason}"))
-            }
-            (None, Err(NotFound { reason, is_lost: false, .. })) => {
-                let runs = match rack.running_pid(&name) {
-                    Some(_) => "it was not stopped; ",
-                    None => "",
-                };
-                let restart = part.restart(&chosen);
-                let words = format!(
-                    "{part} could not go on with its memory: {reason}; {runs}`{restart}`, without --keep, drops the \
-                     memory"
-                );
-                return Err(UsageError(words).into());
-            }
+        if let Err(NotFound { cause, remedy, .. }) = found {
+            let runs = match rack.running_pid(&name) {
+                Some(_) => "it was not stopped; ",
+                None => "",
+            };
+            let words = format!("{part} could not go on with its memory: {cause}; {runs}{remedy}");
+            return Err(UsageError(words).into());
+        }
+        let lost = match reported {
+            Some(kept) => Some(kept.to_string()),
+            None => (!has_file).then(|| "ends with the process".to_owned()),
         };
         if let Some(lost) = lost {
-            let words = format!("the memory of {part} {lost}; restart it without --keep");
-            return Err(UsageError(words).into());
+            // The reason says what to do about it already, if something can be done.
+            let remedy = match lost.contains("; ") {
+                true => String::new(),
+                false => format!("; `{restart}` starts it with empty memory"),
+            };
+            return Err(UsageError(format!("the memory of {part} {lost}{remedy}")).into());
         }
     }
     rack.set_cancel(interrupt::watch().context("cannot watch for signals")?);
@@ -113,11 +108,12 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
     };
     rack.restart_daemon(&program, &name, more, options.deadline.0)?;
     let pid = rack.pid(&name);
+    let kept = rack.kept_memory(&name)?;
     if global.json {
         let memory = is_server.then_some(if options.keep { "kept" } else { "empty" });
-        output::json(
-            &json!({ "rack": chosen, "daemon": name, "was": was, "pid": pid, "memory": memory }),
-        )?;
+        output::json(&json!({
+            "rack": chosen, "daemon": name, "was": was, "pid": pid, "memory": memory, "kept_memory": kept,
+        }))?;
     } else {
         let pid = pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
         let was = match was {
@@ -132,15 +128,17 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
             false => "",
         };
         output::text(&format!("{name} runs again{pid}; {was}{dropped}"))?;
+        if let Some(kept) = kept.filter(|kept| kept.reason.is_some()) {
+            output::prose(&format!("The memory of {part} {kept}."))?;
+        }
     }
     Ok(Exit::Ok)
 }
 
-/// Why the next process of a server cannot go on with its memory.
+/// Why the next process of a server cannot go on with its memory, and what to do.
 struct NotFound {
-    reason: String,
-    /// Nothing can bring it back.
-    is_lost: bool,
+    cause: String,
+    remedy: String,
     /// Nobody uses the file, although the server seems to run.
     may_be_ending: bool,
 }
@@ -150,32 +148,31 @@ const ENDING: Duration = Duration::from_secs(2);
 const ENDING_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Whether the next process of a server finds its memory with this file, as far as that can be seen while a process
-/// uses it: the server with this pid, if it runs.
-fn find_memory(file: &Path, server: Option<u32>) -> Result<(), NotFound> {
+/// uses it: the server with this pid, if it runs. `restart` is the command that begins with empty memory. What an earlier
+/// look found does not count: the file may have been put back, or repaired.
+fn find_memory(file: &Path, server: Option<u32>, restart: &str) -> Result<(), NotFound> {
     let shown = file.display();
-    let mut may_be_ending = false;
-    let (reason, is_lost) = match Listed::of(file) {
-        Err(ArenaFileError::Missing { .. }) => (format!("{shown} is gone"), false),
-        Err(error) => (error.to_string(), false),
-        Ok(listed) if !listed.is_arena => (format!("{shown} is no arena's file any more"), false),
-        Ok(listed) => match listed.place {
-            Place::Gone => (format!("the BPF map of {shown} is gone"), true),
-            Place::NotVisible => {
-                (ArenaFileError::NotVisible { path: file.into() }.to_string(), false)
+    let back = format!(
+        "put the server's file back in its place, or begin with empty memory (`{restart}`)"
+    );
+    let not_found = |cause: String, remedy| NotFound { cause, remedy, may_be_ending: false };
+    match ArenaFile::check(file) {
+        Err(error) => {
+            let reader = Reader::Rack { restart: restart.to_owned(), keeps: true };
+            let remedy = error.remedy(&reader);
+            let remedy = remedy.unwrap_or_else(|| format!("`{restart}` begins with empty memory"));
+            Err(not_found(error.to_string(), remedy))
+        }
+        Ok(None) => Err(not_found(format!("{shown} holds nothing"), back)),
+        Ok(Some(_)) => {
+            let process = Listed::of(file).ok().and_then(|listed| listed.process);
+            if server.is_none() || process == server {
+                return Ok(());
             }
-            Place::OfOriginal => (format!("{shown} was replaced by a copy"), false),
-            Place::InFile | Place::InMap | Place::InMapAlone => match ArenaFile::check(file) {
-                Err(error) => (error.to_string(), false),
-                Ok(None) => (format!("{shown} holds nothing"), false),
-                Ok(Some(_)) if server.is_some() && listed.process != server => {
-                    may_be_ending = listed.process.is_none();
-                    (format!("{shown} is not the file that the server uses"), false)
-                }
-                Ok(Some(_)) => return Ok(()),
-            },
-        },
-    };
-    Err(NotFound { reason, is_lost, may_be_ending })
+            let cause = format!("{shown} is not the file that the server uses");
+            Err(NotFound { may_be_ending: process.is_none(), ..not_found(cause, back) })
+        }
+    }
 }
 
 pub(super) fn kill(options: &Kill, global: Global) -> anyhow::Result<Exit> {

@@ -186,7 +186,8 @@ fn maps_without_files_and_files_without_maps_are_shown_and_dropped() {
     assert_eq!((&gone["memory"], &gone["file"]), (&"gone".into(), &second.clone().into()));
     let (code, said) = rack.failure(&["rack", "restart", "s2", "--keep"]);
     assert!(code == Some(2) && said.contains("is gone"), "{code:?}: {said}");
-    assert!(said.contains("restart it without --keep") && !said.contains("--fresh"), "{said}");
+    let restart = format!("; `bluebridge rack restart s2 --rack {}` drops the contents", rack.name);
+    assert!(said.contains(&restart) && !said.contains("--fresh"), "{said}");
     rack.text(&["arena", "drop", &second]);
 }
 
@@ -197,11 +198,20 @@ fn a_server_whose_memory_cannot_be_kept_is_not_stopped_for_it() {
         let daemons = status["daemons"].as_array().expect("a list").clone();
         daemons.into_iter().find(|it| it["name"] == "memserver-s1").expect("it was started")
     };
-    let before = server(&rack.json(&["rack", "status"]));
     let row = files(&rack).pop().expect("it has a file");
     // In a file if the kernel cannot answer READs here.
     assert_eq!(row["memory"], "in_map", "{row}");
     let pin = format!("/sys/fs/bpf/bluebridge-arenas/{}", row["id"].as_str().expect("text"));
+    let aside = format!("/sys/fs/bpf/bluebridge-arenas/aside-{}", rack.name);
+    std::fs::rename(&pin, &aside).expect("it is there");
+    let (code, said) = rack.failure(&["rack", "restart", "s1", "--keep"]);
+    assert!(code == Some(2) && said.contains("is gone"), "{code:?}: {said}");
+    // What was found then does not count when it is back.
+    std::fs::rename(&aside, &pin).expect("it is there");
+    let restarted = rack.json(&["rack", "restart", "s1", "--keep"]);
+    assert_eq!(restarted["memory"], "kept", "{restarted}");
+    assert_eq!(restarted["kept_memory"]["is_kept"], true, "{restarted}");
+    let before = server(&rack.json(&["rack", "status"]));
     std::fs::remove_file(pin).expect("it is there");
     let (code, said) = rack.failure(&["rack", "restart", "s1", "--keep"]);
     assert!(code == Some(2) && said.contains("is gone"), "{code:?}: {said}");
@@ -217,6 +227,30 @@ fn a_server_whose_memory_cannot_be_kept_is_not_stopped_for_it() {
     let restarted = rack.text(&["rack", "restart", "s1"]);
     assert!(!restarted.contains("would have kept"), "{restarted}");
     assert_eq!(server(&rack.json(&["rack", "status"]))["kept_memory"]["is_kept"], true);
+}
+
+/// They have their memory as long as they are pinned, whatever has become of the files that name them.
+#[test]
+fn maps_whose_files_were_removed_or_replaced_by_hand_go_with_their_rack() {
+    let rack = TestRack::up("cmd-kept-pins", &["--memory", "16M", "--servers", "2"]);
+    let found = files(&rack);
+    assert!(found.iter().all(|row| row["memory"] == "in_map" && row["layout"] == 4), "{found:?}");
+    let text = |row: &Value, name: &str| row[name].as_str().expect("text").to_owned();
+    let mut ids: Vec<_> = found.iter().map(|row| text(row, "id")).collect();
+    let [first, second] = [0, 1].map(|at| text(&found[at], "file"));
+    std::fs::remove_file(&first).expect("it is ours");
+    // The next process has another map, and that of the earlier one is left.
+    rack.text(&["rack", "restart", "s1"]);
+    let next = text(&files(&rack)[0], "id");
+    assert!(!ids.contains(&next));
+    ids.push(next);
+    std::fs::remove_file(&first).expect("it is ours");
+    std::fs::write(&second, b"something else").expect("it is ours");
+    let pins: Vec<_> = ids.iter().map(|id| format!("/sys/fs/bpf/bluebridge-arenas/{id}")).collect();
+    assert!(pins.iter().all(|pin| Path::new(pin).exists()), "{pins:?}");
+    rack.json(&["rack", "down", "--name", &rack.name]);
+    let left: Vec<_> = pins.iter().filter(|pin| Path::new(pin).exists()).collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 /// Runs a shell script in mount and process namespaces of its own, where /dev/shm has a size, and the maps of other tests
@@ -298,10 +332,14 @@ fn memory_that_cannot_be_kept_is_reported_with_the_reason() {
         "\"$BB\" rack status > text\n\
          grep -q 'The memory of s1, s2 ends with the process: /dev/shm has no room for a file of' text\n\
          \"$BB\" rack restart s1 --keep 2> text && exit 1\n\
-         grep -q 'the memory of s1 ends with the process: /dev/shm has no room .*; restart it without --keep' text\n\
+         grep -q 'the memory of s1 ends with the process: /dev/shm has no room .*; free some of it' text\n\
+         if grep -q 'without --keep' text; then exit 1; fi\n\
          \"$BB\" rack kill s1 > text\n\
          grep -q 'rack restart s1 --rack [^ ]*` starts it again' text\n\
+         \"$BB\" rack status > text && exit 1\n\
+         grep -q 'memserver-s1 does not run, and its memory ended with it; ' text\n\
          \"$BB\" rack restart s1 > text\n\
+         grep -q 'The memory of s1 ends with the process: /dev/shm has no room' text\n\
          if grep -q 'keep' text; then exit 1; fi\n\
          \"$BB\" rack logs s1 > text\n\
          grep -q 'the memory ends with the process: /dev/shm has no room' text\n\
@@ -325,7 +363,7 @@ fn memory_that_cannot_be_kept_is_reported_with_the_reason() {
 fn a_server_says_why_its_memory_cannot_be_kept() {
     let start = "ip link set lo up\n\
                  serve() { \"$BB\" memserver --name s1 --interface lo --switch-port 1 --controller [::1]:1 \
-                 --memory 16M \"$@\" 2>&1 || true; }\n";
+                 --memory ${MEMORY:-16M} \"$@\" 2>&1 || true; }\n";
     let mount = "mount -t bpf bpf /sys/fs/bpf\n";
     let file = "--arena-file /dev/shm/arena";
     for (setup, serve, words) in [
@@ -372,6 +410,8 @@ fn a_server_says_why_its_memory_cannot_be_kept() {
             format!("{file} --direct-reads on"),
             "make the BPF file system writable",
         ),
+        ("MEMORY=0\n", String::new(), "there are 1 to 256 shards; change --memory or --shards"),
+        ("MEMORY=0\n", file.to_owned(), "there are 1 to 256 shards; change --memory or --shards"),
         (mount, format!("{file} -v"), "the memory outlives the process"),
     ] {
         let script = format!("{start}{setup}serve {serve}");
@@ -424,12 +464,19 @@ fn a_foreign_file_of_a_servers_name_is_named_and_the_rack_comes_up() {
          squatted 'is no arena'\\''s file'\n\
          grep -q other $F\n\
          \"$BB\" rack restart s1 --keep 2> text && exit 1\n\
-         grep -q 'is no arena.s file; .*restart it without --keep' text\n\
+         grep -q 'is no arena.s file; remove it .*, then `bluebridge rack restart s1 --rack '$RACK'`$' text\n\
+         \"$BB\" rack restart s1 > text\n\
+         grep -q 'The memory of s1 ends with the process: .* is no arena.s file' text\n\
+         \"$BB\" rack restart s1 --json\n\
          rm $F\n\
          \"$BB\" rack restart s1 --json\n\
          \"$BB\" rack status --json\n",
     );
-    let [_, link, other, restarted, status] = printed.as_slice() else { panic!("{printed:?}") };
+    let [_, link, other, squatted, restarted, status] = printed.as_slice() else {
+        panic!("{printed:?}")
+    };
+    assert_eq!(squatted["kept_memory"]["is_kept"], false, "{squatted}");
+    assert_eq!(restarted["kept_memory"]["is_kept"], true, "{restarted}");
     for (status, is_kept) in [(link, false), (other, false), (status, true)] {
         let kept = kept_of_servers(status);
         assert_eq!((&kept[0]["is_kept"], &kept[1]["is_kept"]), (&is_kept.into(), &true.into()));
@@ -574,10 +621,14 @@ fn a_server_whose_file_the_next_one_would_refuse_is_not_stopped() {
         assert_eq!(shown.contains("The memory of s1 ends with the process"), !is_kept, "{shown}");
     };
     std::fs::rename(path, &aside).expect("it is ours");
-    kept(false, "is gone; `bluebridge rack restart s1");
-    refused("is gone");
+    kept(false, "is gone; put it back in its place, or `bluebridge rack restart s1");
+    refused("there is no file ");
+    refused("; put the server's file back in its place, or begin with empty memory");
     std::os::unix::fs::symlink(&aside, path).expect("it is gone");
     kept(false, "something else is in the place of its file");
+    refused(
+        "is a symbolic link, and no arena's file; it was not stopped; put the server's file back",
+    );
     std::fs::remove_file(path).expect("it is ours");
     // The same contents, but not the file that the server has open.
     std::fs::write(path, &image).expect("there is room");
@@ -587,10 +638,62 @@ fn a_server_whose_file_the_next_one_would_refuse_is_not_stopped() {
     refused("is not the file that the server uses");
     std::fs::rename(&aside, path).expect("it is ours");
     kept(true, "");
+    // What keeps the memory is the only remedy then.
+    let keep = format!("then `bluebridge rack restart s1 --rack {} --keep`", rack.name);
+    let recoverable = |words: &str, remedy: &str| {
+        let (code, said) = rack.failure(&["rack", "restart", "s1", "--keep"]);
+        assert!(code == Some(2) && said.contains(words), "{code:?}: {said}");
+        assert!(said.contains(remedy) && said.trim_end().ends_with(&keep), "{said}");
+        assert_eq!(said.matches("rack restart").count(), 1, "{said}");
+    };
+    let set_mode = |mode| {
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+        std::fs::set_permissions(path, mode).expect("it is ours");
+    };
+    set_mode(0o644);
+    kept(false, "may be opened by other users; `chmod 600 ");
+    recoverable("may be opened by other users", &format!("`chmod 600 {}`", path.display()));
+    set_mode(0o600);
+    std::os::unix::fs::chown(path, Some(1), None).expect("this is root");
+    kept(false, "belongs to another user (uid 1); if it is the server's, `chown 0 ");
+    recoverable("belongs to another user (uid 1)", &format!("`chown 0 {}`", path.display()));
+    std::os::unix::fs::chown(path, Some(0), None).expect("this is root");
+    kept(true, "");
     std::fs::rename(path, &aside).expect("it is ours");
     let killed = rack.text(&["rack", "kill", "s1"]);
     assert!(!killed.contains("--keep"), "{killed}");
+    // Of a server that does not run, status says what has become of its memory.
+    let left = |is_kept: bool, words: &str| {
+        let status = rack.call(&["rack", "status", "--json"]);
+        assert_eq!(status.status.code(), Some(1), "a daemon does not run");
+        let status: Value = serde_json::from_slice(&status.stdout).expect("JSON");
+        let problems = status["problems"].as_array().expect("a list");
+        let mut problems = problems.iter().filter_map(Value::as_str);
+        assert!(
+            problems.any(|it| it.contains("-s1 does not run") && it.contains(words)),
+            "{words}: {status}"
+        );
+        let daemons = status["daemons"].as_array().expect("a list");
+        let server =
+            daemons.iter().find(|it| it["name"] == "memserver-s1").expect("it was started");
+        assert_eq!(server["kept_memory"]["is_kept"], is_kept, "{server}");
+    };
+    left(false, "and it cannot go on with its memory: its file ");
     std::fs::rename(&aside, path).expect("it is ours");
+    left(true, "and its memory is kept; `bluebridge rack restart s1 ");
+    // Another process has the only endpoint of a namespace.
+    rack.json(&["rack", "restart", "s1", "--keep"]);
+    let program = env!("CARGO_BIN_EXE_bluebridge");
+    let exec = ["rack", "exec", "s1", "--rack", &rack.name, "--", program];
+    let more =
+        ["memserver", "--name", "s7", "--interface", "eth0", "--switch-port", "7", "--memory"];
+    let (_, said) = rack.failure(&[&exec[..], &more, &["1M", "--controller", "[::1]:1"]].concat());
+    let pid = server()["pid"].as_u64().expect("it runs");
+    let holder = format!(
+        "the process {pid} (bluebridge) is the endpoint already; end it first (`kill {pid}`)"
+    );
+    assert!(said.contains(&holder), "{said}");
+    rack.text(&["rack", "kill", "s1"]);
     let restarted = rack.json(&["rack", "restart", "s1", "--keep"]);
     assert_eq!(restarted["memory"], "kept", "{restarted}");
 }

@@ -401,6 +401,9 @@ impl LineStore for PlainStore {
         if !self.reserved.contains(&first_page) {
             return Err(StageError::NoPlace);
         }
+        if self.staged.contains_key(&first_page) {
+            return Err(StageError::InDoubt);
+        }
         let to = self.pages[first_page as usize..].iter_mut().zip(first_page as usize..);
         for ((page, bytes), (to, number)) in pages.iter().zip(bytes.chunks(PAGE_BYTES)).zip(to) {
             let tag = page.colour.map_or(0, |(_, tag)| tag.0);
