@@ -78,6 +78,17 @@ pub struct Elsewhere {
     pub lost: Vec<Range<u64>>,
 }
 
+/// A row of neighbouring pages, whole lines, of contents that a memory node lost, as it learns of them when it joins.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct EarlierRow {
+    /// The first generation of these contents.
+    pub generation: ArenaGeneration,
+    /// The pages.
+    pub pages: Range<u64>,
+    /// The server that has them; `None` if servers must report first which one does, or that none does.
+    pub at: Option<NodeId>,
+}
+
 /// What the controller wants from a memory server.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Order {

@@ -211,16 +211,22 @@ impl Transfers {
         })
     }
 
-    /// The home learns where its pages are. Pointers to contents that it lost before are stale anyway.
+    /// The home learns where its pages are, of its present contents or of earlier ones.
     fn learn(&self, elsewhere: &Elsewhere, server: &Server) -> Result<(), Hindered> {
-        if elsewhere.home != self.own {
+        let Contents { node, generation } = elsewhere.home;
+        if node != self.own.node || generation > self.own.generation {
             return Ok(());
         }
         for shard in 0..server.shard_count() {
             let is_of = |pages: &Range<u64>| shard_of(pages, server) == shard;
             let rows = elsewhere.rows.iter().filter(|(pages, _)| is_of(pages)).cloned().collect();
-            let lost = elsewhere.lost.iter().filter(|pages| is_of(pages)).cloned().collect();
-            server.migrate(shard, MigrationOrder::Learn { rows, lost }, PATIENCE)?;
+            let order = if generation == self.own.generation {
+                let lost = elsewhere.lost.iter().filter(|pages| is_of(pages)).cloned().collect();
+                MigrationOrder::Learn { rows, lost }
+            } else {
+                MigrationOrder::LearnEarlier { generation, rows }
+            };
+            server.migrate(shard, order, PATIENCE)?;
         }
         Ok(())
     }
@@ -324,8 +330,7 @@ fn in_one(server: &Server, order: &MigrationOrder) -> Result<(), MigrateError> {
 
 /// The shard of this server that serves the pages of a home's shard.
 fn shard_of(pages: &Range<u64>, server: &Server) -> u16 {
-    let shard = u16::try_from(pages.start / SHARD_PAGES).unwrap_or(u16::MAX);
-    shard % server.shard_count().max(1)
+    migration::shard_of(pages, server.shard_count())
 }
 
 fn taken(terms: &Terms) -> taker::Order {

@@ -5,7 +5,8 @@ use std::ops::Range;
 use bluebridge_wire::{ArenaGeneration, Fence, NodeId, Space};
 
 use super::{
-    Contents, Elsewhere, Generations, Order, OrderKind, Refusal, Report, ServedRow, Terms,
+    Contents, EarlierRow, Elsewhere, Generations, Order, OrderKind, Refusal, Report, ServedRow,
+    Terms,
 };
 use crate::proto;
 use proto::migration_order::Order as OrderBody;
@@ -125,6 +126,24 @@ fn parse_elsewhere(of: proto::Elsewhere) -> Result<Elsewhere, Broken> {
         rows: of.rows.into_iter().map(parse).collect::<Result<_, _>>()?,
         lost: parse_rows(of.lost)?,
     })
+}
+
+impl From<EarlierRow> for proto::EarlierRow {
+    fn from(of: EarlierRow) -> Self {
+        let proto::PageRow { first_page, page_count, .. } = row(&of.pages);
+        let server = of.at.map_or(0, |at| at.0.into());
+        Self { generation: of.generation.number().into(), first_page, page_count, server }
+    }
+}
+
+impl TryFrom<proto::EarlierRow> for EarlierRow {
+    type Error = Broken;
+
+    fn try_from(of: proto::EarlierRow) -> Result<Self, Broken> {
+        let at = (of.server != 0).then(|| node(of.server)).transpose()?;
+        let pages = pages(of.first_page, of.page_count)?;
+        Ok(Self { generation: generation(of.generation)?, pages, at })
+    }
 }
 
 impl From<Order> for proto::MigrationOrder {

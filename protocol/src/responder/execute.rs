@@ -464,15 +464,17 @@ impl Responder {
         self.check_epoch(request)?;
         let node = request.datagram.target.node;
         let local = if self.is_own_node(node) {
-            match self.ranges.moved_to(location.page()) {
-                Some(Moved::To(to)) => {
-                    let detail = self.ranges.moved_block_pages(location.page());
+            match self.ranges.moved_to(location) {
+                Some((Moved::To(to), detail)) => {
                     return Err(Refusal { node: to.0, detail, ..Status::Moved.into() });
                 }
                 // The controller will say where.
-                Some(Moved::Somewhere) => return Err(Status::Busy.into()),
+                Some((Moved::Somewhere, _)) => return Err(Status::Busy.into()),
                 // As after a loss of the whole memory.
-                Some(Moved::Nowhere) => return Err(Status::StaleGeneration.into()),
+                Some((Moved::Nowhere, _)) => return Err(Status::StaleGeneration.into()),
+                None if self.ranges.is_earlier(location) => {
+                    return Err(Status::StaleGeneration.into());
+                }
                 None => location,
             }
         } else {

@@ -103,6 +103,7 @@ const TESTS: &[fn()] = &[
     adopted::lease_epochs_go_on_above_those_of_the_giver_and_of_earlier_processes,
     adopted::processes_differ_when_epochs_begin_again,
     adopted::fences_of_a_kept_line_end_old_sessions_and_leases,
+    adopted::lines_of_lost_contents_are_found_where_they_are_and_all_else_is_stale,
     adopted::what_an_earlier_process_gave_away_is_busy_until_it_is_known_where_it_is,
     adopted::an_own_line_in_doubt_is_busy_for_the_next_process,
     adopted::the_next_process_answers_keep_from_its_marks,
