@@ -210,7 +210,7 @@ pub(super) fn a_home_that_lost_its_memory_is_asked_for_a_line() -> Counters {
     let unknown = Failure::OutcomeUnknown { node: HOME, responding: true };
     let operations = [
         Operation::Write { pointer: pointer(0), length: 100 },
-        Operation::Write { pointer: pointer(0), length: 2 * PAGE_BYTES as u32 },
+        Operation::Write { pointer: pointer(0), length: 8192 },
         Operation::Zero { pointer: pointer(0), length: 100 },
         Operation::FetchAdd { pointer: pointer(0), addend: 1 },
         Operation::CompareSwap { pointer: pointer(0), expected: 1, new: 2 },
