@@ -116,10 +116,8 @@ pub enum MigrationError {
     /// Lines are on their way.
     #[error("lines of the migration are on their way")]
     OnTheirWay,
-    /// Some of the pages are not here, or not one after the other in the giver's memory.
-    #[error(
-        "some of the pages are not here, or not one after the other; migrate parts of the range"
-    )]
+    /// Some of the pages are not here.
+    #[error("some of the pages are not here; migrate parts of the range")]
     NotHere,
 }
 
@@ -391,10 +389,16 @@ fn allow<S: PageStore + ?Sized>(
     let Terms { migration, range_epoch, space, taker, taker_incarnation, .. } = terms;
     let Terms { home, generation, pages, .. } = terms;
     // What was given of it is elsewhere only when the migration is closed.
+    let count = pages.end.saturating_sub(pages.start);
     let pages =
         responder.place_of(home, generation, &pages, store).ok_or(MigrationError::NotHere)?;
+    let is_scattered = pages.end - pages.start != count;
     let allowance = Allowance { migration, range_epoch, pages, space, taker, taker_incarnation };
-    responder.allow(&allowance, store)?;
+    responder.allow(&allowance, store).map_err(|error| match error {
+        // The lines in between are of another migration, which will be closed.
+        AllowError::Overlap if is_scattered => MigrationError::OnTheirWay,
+        error => error.into(),
+    })?;
     Ok(given(migration, responder, store))
 }
 

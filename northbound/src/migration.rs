@@ -230,7 +230,9 @@ pub enum Report {
         on_the_way_count: u64,
         /// Those of them for which KEEP was sent and not answered.
         in_doubt_count: u64,
-        /// Whether the giver has no line of the range left.
+        /// Lines that are free as a whole, and stay at home.
+        free_count: u64,
+        /// Whether no line of the range is left to take.
         is_done: bool,
     },
     /// The server does not execute an order.

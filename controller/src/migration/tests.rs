@@ -103,6 +103,7 @@ fn each_step_follows_the_report_of_the_one_before() {
         kept,
         on_the_way_count: 1,
         in_doubt_count: 1,
+        free_count: 0,
         is_done,
     };
     hear(&mut core, 2, progress(rows(1..2), false));

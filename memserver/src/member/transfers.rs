@@ -276,12 +276,18 @@ impl Transfers {
         let report = MigrationOrder::Report(terms.migration);
         let state = server.migrate(shard_of(&terms.pages, server), report, PATIENCE).ok()?;
         let MigrationState { progress, rows, .. } = state;
-        let report = Report::Progress {
-            migration: terms.migration,
-            kept: served(rows),
-            on_the_way_count: progress.on_their_way.into(),
-            in_doubt_count: progress.in_doubt.into(),
-            is_done: progress.here == progress.all,
+        let migration = terms.migration;
+        let report = if progress.is_full {
+            Report::Refused { migration, order: OrderKind::Take, why: Refusal::NoRoom }
+        } else {
+            Report::Progress {
+                migration,
+                kept: served(rows),
+                on_the_way_count: progress.on_their_way.into(),
+                in_doubt_count: progress.in_doubt.into(),
+                free_count: progress.free.into(),
+                is_done: progress.here + progress.free == progress.all,
+            }
         };
         if last.is_some_and(|(_, before)| *before == report) {
             return None;
@@ -294,7 +300,7 @@ impl Transfers {
         let report = MigrationOrder::Report(terms.migration);
         let state = server.migrate(shard_of(&terms.pages, server), report, PATIENCE).ok()?;
         let MigrationState { progress, rows, .. } = state;
-        let is_over = progress.here + progress.stay == progress.all;
+        let is_over = progress.here + progress.free + progress.stay == progress.all;
         is_over.then(|| Report::Settled { migration: terms.migration, kept: served(rows) })
     }
 }

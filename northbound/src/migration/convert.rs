@@ -299,10 +299,22 @@ impl From<Report> for proto::MigrationReport {
             Report::Lost { node, began } => {
                 (0, ReportBody::Lost(Contents { node, generation: began }.into()))
             }
-            Report::Progress { migration, kept, on_the_way_count, in_doubt_count, is_done } => {
+            Report::Progress {
+                migration,
+                kept,
+                on_the_way_count,
+                in_doubt_count,
+                free_count,
+                is_done,
+            } => {
                 let kept = served(&kept);
-                let progress =
-                    proto::MigrationProgress { kept, on_the_way_count, in_doubt_count, is_done };
+                let progress = proto::MigrationProgress {
+                    kept,
+                    on_the_way_count,
+                    in_doubt_count,
+                    is_done,
+                    free_count,
+                };
                 (migration, ReportBody::Progress(progress))
             }
             Report::Refused { migration, order, why } => {
@@ -348,6 +360,7 @@ impl TryFrom<proto::MigrationReport> for Report {
                 kept: parse_served(of.kept)?,
                 on_the_way_count: of.on_the_way_count,
                 in_doubt_count: of.in_doubt_count,
+                free_count: of.free_count,
                 is_done: of.is_done,
             },
             ReportBody::Settled(of) => Self::Settled { migration, kept: parse_served(of.kept)? },
@@ -426,6 +439,7 @@ mod tests {
                 kept: kept.clone(),
                 on_the_way_count: 2,
                 in_doubt_count: 1,
+                free_count: 0,
                 is_done: true,
             },
             Report::Released(7),

@@ -82,8 +82,9 @@ impl Responder {
         self.ranges.learn_earlier(generation, rows);
     }
 
-    /// Where the pages of a range are in the store; `None` if some are not here, or not one after the other. The range
-    /// is of this node, or of one whose contents began with the generation.
+    /// Where the pages of a range are in the store; `None` if some are not here. The range is of this node, or of one
+    /// whose contents began with the generation. If lines of another node are not one after the other here, there are
+    /// other lines in between.
     pub fn place_of<S: PageStore + ?Sized>(
         &self,
         node: NodeId,

@@ -157,21 +157,32 @@ impl Ranges {
         }
     }
 
-    /// Where all of a range of another node is, or of this one if it is here; `None` if some is not, or not together.
+    /// Where all of a range of another node is; `None` if some is not here. If its lines are not one after the other, the
+    /// range of the store has other lines in between.
     pub(super) fn place_of(
         &self,
         node: NodeId,
         generation: ArenaGeneration,
         pages: &Range<u64>,
     ) -> Option<Range<u64>> {
-        let is_in = |range: &&Adopted| {
-            (range.node, range.generation) == (node, generation)
-                && range.first_page <= pages.start
-                && pages.end <= range.first_page + range.page_count
-        };
-        let range = self.adopted.iter().find(is_in)?;
-        let place = |page: u64| range.local_page + (page - range.first_page);
-        Some(place(pages.start)..place(pages.end))
+        let (mut next, mut low, mut high) = (pages.start, u64::MAX, 0);
+        for range in self.adopted.iter().filter(|it| (it.node, it.generation) == (node, generation))
+        {
+            let end = pages.end.min(range.first_page + range.page_count);
+            if end <= next || range.first_page >= pages.end {
+                continue;
+            }
+            let place = |page: u64| Some(range.local_page + page.checked_sub(range.first_page)?);
+            (low, high) = (low.min(place(next)?), high.max(place(end)?));
+            next = end;
+        }
+        (next == pages.end && low < high).then_some(low..high)
+    }
+
+    /// The pages at home of the row around a line of another node that is here.
+    pub(super) fn row_around(&self, local_page: u64) -> Option<Range<u64>> {
+        let range = self.adopted.iter().find(|range| range.local_pages().contains(&local_page))?;
+        Some(range.first_page..range.first_page + range.page_count)
     }
 
     /// The name of pages of the store that are another node's; a part of them, if they are not all of one range.

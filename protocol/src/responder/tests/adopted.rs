@@ -441,3 +441,37 @@ pub(super) fn lines_of_lost_contents_are_found_where_they_are_and_all_else_is_st
     assert_eq!(places(&mut world, 1), [stale; 3], "the controller tells each process");
     assert_eq!(world.look(at).0, Status::Busy);
 }
+
+#[test]
+pub(super) fn lines_that_are_scattered_here_move_on_together() {
+    let mut world = World::new();
+    let line = |first_page| HomeLine { node: HOME, ..home_line(first_page) };
+    let first = world.adopt_line(line(512), 3, 5);
+    world.adopt_line(line(4096), 3, 6);
+    let last = world.adopt_line(line(520), 3, 7);
+    let place = |world: &World, pages: Range<u64>| {
+        world.responder.place_of(HOME, store::GENERATION, &pages, &world.store)
+    };
+    assert_eq!(place(&world, 512..520), Some(first..first + LINE));
+    let all = first..last + LINE;
+    assert_eq!((all.end - all.start, place(&world, 512..528)), (3 * LINE, Some(all.clone())));
+    for missing in [504..520, 512..536, 504..536, 528..536] {
+        assert_eq!(place(&world, missing.clone()), None, "{missing:?}");
+    }
+    world.allow(&allowance(all)).unwrap();
+    let mut taker = Taker::open(&mut world);
+    for page in [512, 520] {
+        taker.move_line(&mut world, foreign(page));
+    }
+    let moved = (Status::Moved, TAKER.0, LINE_PAGES as u32);
+    let looks = |world: &mut World| [512, 520, 4096].map(|page| world.look(foreign(page)));
+    let [of_first, of_last, other] = looks(&mut world);
+    assert_eq!((of_first, of_last, other.0), (moved, moved, Status::Ok));
+    world.restart();
+    let [of_first, of_last, other] = looks(&mut world);
+    assert_eq!((of_first, of_last, other.0), (moved, moved, Status::Ok));
+    world.withdraw(MIGRATION).unwrap();
+    world.close(MIGRATION).unwrap();
+    let statuses = looks(&mut world).map(|(status, ..)| status);
+    assert_eq!(statuses, [Status::WrongNode, Status::WrongNode, Status::Ok]);
+}
