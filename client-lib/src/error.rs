@@ -442,6 +442,10 @@ const fn advice(status: Status) -> &'static str {
              compare its table `directory` with the controller's"
         }
         Status::NoAuthority | Status::StaleRangeEpoch => "wait for the controller",
+        Status::Forbidden => {
+            "parts of the allocation were moved to other memory servers, and must return before it can be freed; \
+             `bluebridge migrate POINTER --to SERVER` moves it to the server that the pointer names"
+        }
         Status::ShuttingDown => "use another node",
         Status::Overloaded => "send less at once, or allow more time",
         Status::UnsupportedFeature | Status::UnsupportedVersion | Status::UnknownCommand => {

@@ -100,6 +100,8 @@ pub struct Progress {
     pub on_the_way_count: u64,
     /// Those of them for which KEEP was sent and not answered.
     pub in_doubt_count: u64,
+    /// Lines that are free as a whole, and stay at home.
+    pub free_count: u64,
     /// Pages per second, over the last reports.
     pub pages_per_second: Option<f64>,
     last: Option<(Instant, u64)>,

@@ -268,6 +268,7 @@ fn obey(order: Order) -> Option<Report> {
             kept: rows(&terms),
             on_the_way_count: 0,
             in_doubt_count: 0,
+            free_count: 0,
             is_done: true,
         },
         Order::Withdraw(migration) => Report::Withdrawn(migration),

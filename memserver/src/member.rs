@@ -104,7 +104,9 @@ impl Member {
     where
         T: Transport + Send + 'static,
     {
-        let server = crate::run_with(config, reserved, carriers)?;
+        let earlier = membership.earlier().to_vec();
+        let server =
+            crate::run_with(&ServerConfig { earlier, ..config.clone() }, reserved, carriers)?;
         let range_epoch = config.authority.map_or(0, |authority| authority.range_epoch);
         let last_generation = config.last_generation;
         let applied = Applied { range_epoch, notices: false, last_generation, is_reserving: true };

@@ -13,7 +13,10 @@ use bluebridge_protocol::{
     taker::{self, Progress, Row, Taker},
 };
 use bluebridge_transport::{Outgoing, TransmitError, Transport};
-use bluebridge_wire::{ArenaGeneration, Datagram, NodeId, Space, UDP_PORT, address::Fields};
+use bluebridge_wire::{
+    ArenaGeneration, Datagram, NodeId, Space, UDP_PORT,
+    address::{Fields, PAGE_SHIFT, SHARD_SHIFT},
+};
 
 /// The most migrations to which a shard is the taker at once.
 const TAKINGS_MAX: usize = 64;
@@ -45,6 +48,13 @@ pub enum MigrationOrder {
         rows: Vec<(Range<u64>, NodeId)>,
         /// Pages that are lost with the memory of a server.
         lost: Vec<Range<u64>>,
+    },
+    /// The home learns what others have of contents that it lost; all else of them is stale.
+    LearnEarlier {
+        /// The first generation of these contents.
+        generation: ArenaGeneration,
+        /// Rows of pages, and who has them.
+        rows: Vec<(Range<u64>, NodeId)>,
     },
     /// What the shard has of a home's pages, and what it gave of them.
     Claim {
@@ -106,10 +116,8 @@ pub enum MigrationError {
     /// Lines are on their way.
     #[error("lines of the migration are on their way")]
     OnTheirWay,
-    /// Some of the pages are not here, or not one after the other in the giver's memory.
-    #[error(
-        "some of the pages are not here, or not one after the other; migrate parts of the range"
-    )]
+    /// Some of the pages are not here.
+    #[error("some of the pages are not here; migrate parts of the range")]
     NotHere,
 }
 
@@ -206,6 +214,11 @@ impl Migrations {
             MigrationOrder::Report(migration) => Ok(self.find(migration)?.state()),
             MigrationOrder::Learn { rows, lost } => {
                 responder.learn(now, &rows, &lost, store);
+                Ok(MigrationState::default())
+            }
+            MigrationOrder::LearnEarlier { generation, rows } => {
+                let rows: Vec<_> = rows.into_iter().map(|(pages, at)| (pages, Some(at))).collect();
+                responder.learn_earlier(generation, &rows);
                 Ok(MigrationState::default())
             }
             MigrationOrder::Claim { node, generation } => {
@@ -376,10 +389,16 @@ fn allow<S: PageStore + ?Sized>(
     let Terms { migration, range_epoch, space, taker, taker_incarnation, .. } = terms;
     let Terms { home, generation, pages, .. } = terms;
     // What was given of it is elsewhere only when the migration is closed.
+    let count = pages.end.saturating_sub(pages.start);
     let pages =
         responder.place_of(home, generation, &pages, store).ok_or(MigrationError::NotHere)?;
+    let is_scattered = pages.end - pages.start != count;
     let allowance = Allowance { migration, range_epoch, pages, space, taker, taker_incarnation };
-    responder.allow(&allowance, store)?;
+    responder.allow(&allowance, store).map_err(|error| match error {
+        // The lines in between are of another migration, which will be closed.
+        AllowError::Overlap if is_scattered => MigrationError::OnTheirWay,
+        error => error.into(),
+    })?;
     Ok(given(migration, responder, store))
 }
 
@@ -390,6 +409,15 @@ fn given<S: PageStore + ?Sized>(
 ) -> MigrationState {
     let given = responder.given_names(migration, store).unwrap_or_default();
     MigrationState { given, ..MigrationState::default() }
+}
+
+/// Pages that a shard's offsets span.
+const SHARD_PAGES: u64 = 1 << (SHARD_SHIFT - PAGE_SHIFT);
+
+/// The shard of a server with so many that serves the pages of a home's shard.
+pub(crate) fn shard_of(pages: &Range<u64>, shard_count: u16) -> u16 {
+    let shard = u16::try_from(pages.start / SHARD_PAGES).unwrap_or(u16::MAX);
+    shard % shard_count.max(1)
 }
 
 /// The shard in a selector, and the number below it: byte 10 of an endpoint's address tells the shard.

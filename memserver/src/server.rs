@@ -6,6 +6,7 @@ use core::{
     time::Duration,
 };
 use std::{
+    collections::BTreeMap,
     io,
     sync::{
         Arc,
@@ -14,6 +15,7 @@ use std::{
     thread::{Builder, JoinHandle},
 };
 
+use bluebridge_northbound::migration::EarlierRow;
 use bluebridge_protocol::responder::{Authority, Config, ConfigError, Limits, Responder, Timers};
 use bluebridge_transport::Transport;
 use bluebridge_wire::{ArenaGeneration, NodeId, Space, address::PAGE_BYTES};
@@ -22,7 +24,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use crate::{
     Arena, ArenaConfig, Claim, Damaged, PageKind, Reservation, ReserveError, Reserved,
     direct::{DirectMemory, DirectReads, NoDirectReads, ReadCounts},
-    migration::{MigrationCall, MigrationError, MigrationOrder, MigrationState},
+    migration::{self, MigrationCall, MigrationError, MigrationOrder, MigrationState},
     serve::{Idle, Order, ServeError, Shard, ShardControl},
     statistics::{ShardStatistics, Snapshot},
     survey::{Findings, Query, Survey},
@@ -40,6 +42,8 @@ pub struct ServerConfig {
     pub incarnation: u32,
     /// The first generation of the contents, which the controller assigned; they begin empty.
     pub generation: ArenaGeneration,
+    /// What other servers have, or may have, of contents that this node lost.
+    pub earlier: Vec<EarlierRow>,
     /// The last generation that the controller reserved; [`Server::reserve`] adds more.
     pub last_generation: ArenaGeneration,
     /// The right to serve; without one, requests on pages are refused.
@@ -98,6 +102,7 @@ impl ServerConfig {
             incarnation,
             generation: ArenaGeneration::default(),
             last_generation: ArenaGeneration::default(),
+            earlier: Vec::new(),
             authority: usual.authority,
             spaces: usual.spaces,
             piece_bytes: usual.piece_bytes,
@@ -288,6 +293,7 @@ where
         let shard_pages = (memory.page_bytes() / PAGE_BYTES) as u64;
         let mut store = Arena::open(&config.arena(shard, shard_count, shard_pages), memory)?;
         responder.begin(transport.now(), &mut store);
+        learn_earlier(config, (shard, shard_count), &mut responder);
         shards.push(Shard::new(transport, responder, store, (&shard_config, config.idle)));
     }
     let (stop, page_kind) = (Arc::default(), reserved.page_kind);
@@ -303,6 +309,19 @@ where
     }
     server.direct = begin_direct_reads(config, reserved.direct);
     Ok(server)
+}
+
+/// A shard learns what others have of contents that the node lost.
+fn learn_earlier(config: &ServerConfig, (shard, count): (u8, u16), responder: &mut Responder) {
+    let mut by_generation: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for EarlierRow { generation, pages, at } in &config.earlier {
+        if migration::shard_of(pages, count) == u16::from(shard) {
+            by_generation.entry(*generation).or_default().push((pages.clone(), *at));
+        }
+    }
+    for (generation, rows) in by_generation {
+        responder.learn_earlier(generation, &rows);
+    }
 }
 
 /// The kernel answers READs from now on, as far as the responders have opened their shards to it.

@@ -13,6 +13,7 @@ use tonic::transport::{Channel, Endpoint};
 use crate::attend::attend;
 use crate::error::MembershipError;
 use crate::membership::{Connection, Options, Shared, Snapshot};
+use crate::migration::EarlierRow;
 use crate::proto;
 use crate::proto::controller_client::ControllerClient;
 use crate::registration::{Assignment, MemoryNodeStatus, Registration, Role};
@@ -160,7 +161,9 @@ async fn join(
                     "joined the rack"
                 );
                 let (version, nodes) = parse_nodes(response.memory_nodes.as_ref())?;
-                let shared = Shared::new(
+                let earlier = response.earlier.into_iter().map(EarlierRow::try_from);
+                let earlier = earlier.collect::<Result<Vec<_>, _>>();
+                let mut shared = Shared::new(
                     Snapshot {
                         version: 1,
                         connection: Connection::Connected,
@@ -176,6 +179,7 @@ async fn join(
                         Role::Memory { capacity_pages, .. } => capacity_pages,
                     },
                 );
+                shared.earlier = earlier.map_err(MembershipError::BadResponse)?;
                 return Ok((client, assignment, Arc::new(shared), version));
             }
             Ok(Err(status)) => MembershipError::of(uri, &status),

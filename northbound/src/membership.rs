@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use crate::attend::{Orders, PendingQueries, PendingQuery};
 use crate::error::MembershipError;
 use crate::heartbeat::{self, LeaveRequest};
-use crate::migration::{Order, Report};
+use crate::migration::{EarlierRow, Order, Report};
 use crate::proto;
 use crate::registration::{Assignment, MemoryNodeStatus, Registration};
 
@@ -98,6 +98,8 @@ pub(crate) struct Shared {
     pub(crate) found_again: Notify,
     pub(crate) queries: PendingQueries,
     pub(crate) orders: Orders,
+    /// As the join told.
+    pub(crate) earlier: Vec<EarlierRow>,
 }
 
 impl Shared {
@@ -114,6 +116,7 @@ impl Shared {
             found_again: Notify::new(),
             queries: PendingQueries::default(),
             orders: Orders::default(),
+            earlier: Vec::new(),
         }
     }
 
@@ -244,6 +247,12 @@ impl Membership {
     #[must_use]
     pub const fn assignment(&self) -> &Assignment {
         &self.assignment
+    }
+
+    /// Of a memory node: what other servers had, or may have had, of contents that it lost, at the time of the join.
+    #[must_use]
+    pub fn earlier(&self) -> &[EarlierRow] {
+        &self.shared.earlier
     }
 
     /// The endpoint's view of the rack.

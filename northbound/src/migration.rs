@@ -78,6 +78,17 @@ pub struct Elsewhere {
     pub lost: Vec<Range<u64>>,
 }
 
+/// A row of neighbouring pages, whole lines, of contents that a memory node lost, as it learns of them when it joins.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct EarlierRow {
+    /// The first generation of these contents.
+    pub generation: ArenaGeneration,
+    /// The pages.
+    pub pages: Range<u64>,
+    /// The server that has them; `None` if servers must report first which one does, or that none does.
+    pub at: Option<NodeId>,
+}
+
 /// What the controller wants from a memory server.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Order {
@@ -219,7 +230,9 @@ pub enum Report {
         on_the_way_count: u64,
         /// Those of them for which KEEP was sent and not answered.
         in_doubt_count: u64,
-        /// Whether the giver has no line of the range left.
+        /// Lines that are free as a whole, and stay at home.
+        free_count: u64,
+        /// Whether no line of the range is left to take.
         is_done: bool,
     },
     /// The server does not execute an order.

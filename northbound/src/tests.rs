@@ -25,6 +25,7 @@ fn response() -> proto::JoinResponse {
         memory_nodes: None,
         notices_wanted: true,
         last_arena_generation: 9,
+        earlier: Vec::new(),
     }
 }
 

@@ -40,6 +40,7 @@ impl Controller for Willing {
             memory_nodes: None,
             notices_wanted: false,
             last_arena_generation: 0,
+            earlier: vec![],
         }))
     }
 

@@ -9,6 +9,7 @@ mod pace;
 mod tests;
 
 use core::{ops::Range, time::Duration};
+use std::collections::BTreeMap;
 
 use bluebridge_wire::{
     ArenaGeneration, Fence, LeaseEnd, Location, NodeId, Pointer, Space, Status, Tag,
@@ -28,6 +29,10 @@ const LINE: u64 = LINE_PAGES as u64;
 
 /// Pages that locations name.
 const LOCATION_PAGES: u64 = 1 << 36;
+
+/// Lines for which memory is reserved at once, so that neighbours have neighbouring places, and a search for memory is
+/// rare.
+const BATCH: u32 = 64;
 
 /// The lease of a TAKE, in milliseconds. The line is out of reach for at most so long if this process ends.
 const LEASE_MS: u16 = 200;
@@ -107,7 +112,7 @@ pub enum OrderError {
     #[error("a range consists of one or more whole lines of 8 pages, all of one shard")]
     Range,
     /// There is not enough memory; free some, or migrate less.
-    #[error("{0} lines of 32 KiB are to come, and there is no memory for as many")]
+    #[error("{0} lines of 32 KiB are to come, and there is no memory for any of them")]
     NoRoom(u32),
 }
 
@@ -122,8 +127,12 @@ pub struct Progress {
     pub on_their_way: u32,
     /// Those of them that are in doubt.
     pub in_doubt: u32,
-    /// Lines that stay with the giver.
+    /// Lines that are free as a whole, and stay at home.
+    pub free: u32,
+    /// Lines that stay with the giver for another reason.
     pub stay: u32,
+    /// There is no memory for a further line: no more are taken.
+    pub is_full: bool,
     /// Why a line could not be taken the last time, if it had to be tried again.
     pub last_failure: Option<Failure>,
 }
@@ -137,6 +146,8 @@ enum LineState {
     OnItsWay,
     /// It is served here.
     Here,
+    /// No page of it is allocated, so it stays at home.
+    Free,
     /// It stays the giver's for good.
     Stays,
 }
@@ -179,6 +190,7 @@ struct Counts {
     left: u32,
     on_their_way: u32,
     here: u32,
+    free: u32,
     stay: u32,
 }
 
@@ -188,6 +200,7 @@ impl Counts {
             LineState::Left => &mut self.left,
             LineState::OnItsWay => &mut self.on_their_way,
             LineState::Here => &mut self.here,
+            LineState::Free => &mut self.free,
             LineState::Stays => &mut self.stay,
         }
     }
@@ -197,8 +210,10 @@ impl Counts {
 pub struct Taker {
     order: Order,
     number: u32,
-    /// Where each line is in the store: the number of the first line, and its place.
-    places: Vec<(Range<u32>, u64)>,
+    /// The range is of this server's own pages.
+    is_home: bool,
+    /// Places in the store: of lines that are in doubt, and those that are reserved for lines to come.
+    places: BTreeMap<u32, u64>,
     lines: Vec<LineState>,
     counts: Counts,
     /// No line before this one is left.
@@ -215,12 +230,14 @@ pub struct Taker {
     pace: Pace,
     is_begun: bool,
     is_stopped: bool,
+    is_full: bool,
     last_failure: Option<Failure>,
 }
 
 impl Taker {
-    /// A taker that reserves places for the lines of a range which are not here yet, to be taken after
-    /// [`Self::begin`]. Lines that an earlier process left in doubt are asked for at once.
+    /// A taker of the lines of a range which are not here yet, to be taken after [`Self::begin`]. Places for them are
+    /// reserved as they come, for the first ones now. Lines that an earlier process left in doubt are asked for at
+    /// once.
     ///
     /// `number` distinguishes this taker's operations from those of others with the same requester.
     ///
@@ -233,9 +250,11 @@ impl Taker {
         store: &mut S,
     ) -> Result<Self, OrderError> {
         let mut taker = Self::resume(order, own_node, number, store)?;
-        let (is_home, store) = (own_node == taker.order.home, store.lines_mut());
-        reserve(&taker.order, is_home, &taker.lines, store, &mut taker.places)?;
-        taker.places.sort_by_key(|(lines, _)| lines.start);
+        let first = taker.lines.iter().position(|line| *line == LineState::Left);
+        let first = first.and_then(|line| u32::try_from(line).ok());
+        if first.is_some_and(|line| !taker.reserve(line, store.lines_mut())) {
+            return Err(OrderError::NoRoom(taker.counts.left));
+        }
         Ok(taker)
     }
 
@@ -259,7 +278,7 @@ impl Taker {
         // An own line that was not given away is here.
         let at_first = if is_home { LineState::Here } else { LineState::Left };
         let mut lines = vec![at_first; order.line_count() as usize];
-        let (mut places, mut doubts) = (Vec::new(), Vec::new());
+        let (mut places, mut doubts) = (BTreeMap::new(), Vec::new());
         let mut generations = (order.generation, order.generation);
         let store = store.lines();
         store.placed(&mut |page, placed| {
@@ -278,19 +297,17 @@ impl Taker {
                 }
                 Placed::Staged(_, taken) => {
                     doubts.push((line, taken));
+                    places.insert(line, page);
                     LineState::OnItsWay
                 }
             };
-            if !matches!(placed, Placed::Given) {
-                places.push((line..line + 1, page));
-            }
         });
-        places.sort_by_key(|(lines, _)| lines.start);
         let mut counts = Counts::default();
         lines.iter().for_each(|line| *counts.of(*line) += 1);
         Ok(Self {
             order,
             number,
+            is_home,
             places,
             lines,
             counts,
@@ -303,6 +320,7 @@ impl Taker {
             pace: Pace::new(),
             is_begun: false,
             is_stopped: false,
+            is_full: false,
             last_failure: None,
         })
     }
@@ -345,13 +363,15 @@ impl Taker {
     #[must_use]
     pub fn progress(&self) -> Progress {
         let in_doubt = self.slots.iter().filter(|slot| slot.is_in_doubt()).count();
-        let Counts { on_their_way, here, stay, .. } = self.counts;
+        let Counts { on_their_way, here, free, stay, .. } = self.counts;
         Progress {
             all: self.order.line_count(),
             here,
             on_their_way,
             in_doubt: u32::try_from(in_doubt + self.doubts.len()).unwrap_or(u32::MAX),
+            free,
             stay,
+            is_full: self.is_full,
             last_failure: self.last_failure,
         }
     }
@@ -377,12 +397,8 @@ impl Taker {
 
     /// Gives back what is reserved for lines that stay with the giver. Only when [`Self::is_over`].
     pub fn finish<S: PageStore + ?Sized>(self, store: &mut S) {
-        for (line, state) in (0..).zip(&self.lines) {
-            if *state == LineState::Stays
-                && let Some(place) = self.place(line)
-            {
-                store.lines_mut().release(place..place + LINE);
-            }
+        for place in self.places.into_values() {
+            store.lines_mut().release(place..place + LINE);
         }
     }
 
@@ -543,9 +559,13 @@ impl Taker {
         requester: &mut Requester,
         store: &mut S,
     ) {
-        let slot = &mut self.slots[index];
+        let line = self.slots[index].line;
         let lease = match result {
             Ok(Output::Leased(lease)) => lease,
+            Ok(Output::Free) => {
+                self.release(line, store.lines_mut());
+                return self.end(index, LineState::Free);
+            }
             Ok(_) => return self.try_again(now, index, None),
             Err(failure) => {
                 let is_over =
@@ -557,9 +577,15 @@ impl Taker {
                 return self.try_again(now, index, Some(failure));
             }
         };
-        let Ok(pages) = parse_line(&slot.record) else {
+        let Ok(pages) = parse_line(&self.slots[index].record) else {
             return self.try_again(now, index, None);
         };
+        if !self.reserve(line, store.lines_mut()) {
+            // What is on its way arrives still. The lease ends soon.
+            (self.is_full, self.is_stopped) = (true, true);
+            return self.end(index, LineState::Stays);
+        }
+        let slot = &mut self.slots[index];
         (slot.taken.epoch, slot.pages, slot.has_failed) = (lease.epoch, pages, false);
         let mut reads = 0;
         for run in written_runs(&pages) {
@@ -627,6 +653,7 @@ impl Taker {
                     let pages = store.lines().line(place).map(|line| line.pages);
                     extend(&mut self.generations, &pages.unwrap_or_default());
                     responder.adopt(now, place, self.order.home_line(line), taken, store);
+                    self.places.remove(&line);
                 }
                 self.end(index, LineState::Here);
             }
@@ -672,11 +699,52 @@ impl Taker {
         Some((index, (token & 15) as u16))
     }
 
-    /// Where a line is in the store.
+    /// Where a line that is not here yet is in the store.
     fn place(&self, line: u32) -> Option<u64> {
-        let index = self.places.partition_point(|(lines, _)| lines.end <= line);
-        let (lines, place) = self.places.get(index)?;
-        lines.contains(&line).then(|| place + u64::from(line - lines.start) * LINE)
+        self.places.get(&line).copied()
+    }
+
+    /// Reserves a place for a line, and for some that are to come after it if there is memory for as many. Returns
+    /// false if there is none for the line.
+    fn reserve(&mut self, line: u32, store: &mut dyn LineStore) -> bool {
+        if self.places.contains_key(&line) {
+            return true;
+        }
+        let is_to_come = |line: &u32| {
+            let state = self.lines.get(*line as usize);
+            let is_to_come = matches!(state, Some(LineState::Left | LineState::OnItsWay));
+            is_to_come && !self.places.contains_key(line)
+        };
+        let more = (line..line.saturating_add(BATCH)).take_while(is_to_come).count();
+        let mut count = u32::try_from(more).unwrap_or(BATCH).max(1);
+        while count > 0 {
+            if let Some(places) = self.reserve_lines(line, count, store) {
+                self.places.extend((line..).zip(places));
+                return true;
+            }
+            count /= 2;
+        }
+        false
+    }
+
+    /// Places for so many neighbouring lines; `None`, and nothing is reserved, if there is not enough memory.
+    fn reserve_lines(&self, line: u32, count: u32, store: &mut dyn LineStore) -> Option<Vec<u64>> {
+        let runs = if self.is_home {
+            let first = self.order.home_line(line).first_page;
+            let own = first..first + u64::from(count) * LINE;
+            store.reserve_own(own.clone()).then(|| vec![own])
+        } else {
+            store.reserve(count)
+        };
+        let lines = |run: Range<u64>| run.step_by(LINE_PAGES);
+        Some(runs?.into_iter().flat_map(lines).collect())
+    }
+
+    /// Gives back what is reserved for a line.
+    fn release(&mut self, line: u32, store: &mut dyn LineStore) {
+        if let Some(place) = self.places.remove(&line) {
+            store.release(place..place + LINE);
+        }
     }
 }
 
@@ -750,53 +818,4 @@ fn written_runs(pages: &LineRecord) -> impl Iterator<Item = Range<usize>> {
         next = (first + 1..LINE_PAGES).find(|page| !is_more(page)).unwrap_or(LINE_PAGES);
         Some(first..next)
     })
-}
-
-/// Reserves places for the lines that are left.
-fn reserve(
-    order: &Order,
-    is_home: bool,
-    lines: &[LineState],
-    store: &mut dyn LineStore,
-    places: &mut Vec<(Range<u32>, u64)>,
-) -> Result<(), OrderError> {
-    let mut rows = Vec::new();
-    for (line, _) in (0..).zip(lines).filter(|(_, state)| **state == LineState::Left) {
-        match rows.last_mut() {
-            Some(Range { end, .. }) if *end == line => *end += 1,
-            _ => rows.push(line..line + 1),
-        }
-    }
-    let count = rows.iter().map(|row| row.end - row.start).sum();
-    if is_home {
-        for (index, row) in rows.iter().enumerate() {
-            let pages = |row: &Range<u32>| {
-                let [start, end] = [row.start, row.end].map(|line| u64::from(line) * LINE);
-                order.pages.start + start..order.pages.start + end
-            };
-            if !store.reserve_own(pages(row)) {
-                rows[..index].iter().for_each(|row| store.release(pages(row)));
-                return Err(OrderError::NoRoom(count));
-            }
-            places.push((row.clone(), pages(row).start));
-        }
-        // Those that are here are at home.
-        return Ok(());
-    }
-    let mut runs = store.reserve(count).ok_or(OrderError::NoRoom(count))?.into_iter();
-    let mut run = 0..0;
-    for row in rows {
-        let mut next = row.start;
-        while next < row.end {
-            if run.is_empty() {
-                run = runs.next().ok_or(OrderError::NoRoom(count))?;
-            }
-            let fitting = u64::from(row.end - next).min((run.end - run.start) / LINE);
-            let fitting = u32::try_from(fitting).unwrap_or(u32::MAX);
-            places.push((next..next + fitting, run.start));
-            run.start += u64::from(fitting) * LINE;
-            next += fitting;
-        }
-    }
-    Ok(())
 }

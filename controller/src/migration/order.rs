@@ -1,10 +1,10 @@
 //! The orders that are due.
 
-use bluebridge_northbound::migration::{Contents, Elsewhere, Order};
+use bluebridge_northbound::migration::{Contents, EarlierRow, Elsewhere, Order};
 use bluebridge_wire::NodeId;
 use bluebridge_wire::address::{PAGE_SHIFT, SHARD_SHIFT};
 
-use super::{End, Migration, MigrationRecord, Migrations, Stage};
+use super::{ContentsRecord, End, Migration, MigrationRecord, Migrations, PageMap, Stage};
 
 /// The shard of the pages of a migration.
 const fn shard(record: &MigrationRecord) -> u64 {
@@ -24,7 +24,7 @@ impl Migrations {
         let unaware = self.losses.values().filter(|loss| loss.unaware.contains(&to.0));
         let losses: Vec<Order> = unaware
             .map(|loss| {
-                let of = super::ContentsRecord { node: loss.node, generation: loss.began };
+                let of = ContentsRecord { node: loss.node, generation: loss.began };
                 let Contents { node, generation: began } = of.contents();
                 Order::Lose { node, began }
             })
@@ -56,6 +56,31 @@ impl Migrations {
         let next = self.open().filter_map(|of| self.next_order(of));
         let next = next.filter(|(server, _)| *server == to).map(|(_, order)| order);
         learn.chain(report).chain(next).collect()
+    }
+
+    /// What other servers have, or may have, of contents that a node lost. It learns of changes by [`Order::Learn`].
+    pub fn earlier(&self, node: NodeId) -> impl Iterator<Item = EarlierRow> {
+        let of_node = self.elsewhere.values().map(|of| &of.record);
+        let lost = of_node.filter(move |of| of.home.id() == node && !self.is_present(of.home));
+        lost.flat_map(|of| {
+            let mut places: PageMap<Option<ContentsRecord>> = PageMap::default();
+            if of.is_pending {
+                // What was about to move may be at its taker.
+                let open = self.open().map(|of| &of.record);
+                for record in open.filter(|record| record.home == of.home) {
+                    places.insert(record.pages.clone(), None);
+                }
+            }
+            for (pages, placed) in of.rows.iter() {
+                places.insert(pages.clone(), (!of.is_pending).then_some(placed.at));
+            }
+            let row = |(pages, at): (&std::ops::Range<u64>, &Option<ContentsRecord>)| EarlierRow {
+                generation: of.home.contents().generation,
+                pages: pages.clone(),
+                at: at.map(ContentsRecord::id),
+            };
+            places.iter().map(row).collect::<Vec<_>>()
+        })
     }
 
     /// The order of a migration that is due, and to whom.

@@ -110,11 +110,19 @@ impl Migrations {
                     of.fences = Some(fences);
                 }
             }
-            Report::Progress { migration, kept, on_the_way_count, in_doubt_count, is_done } => {
+            Report::Progress {
+                migration,
+                kept,
+                on_the_way_count,
+                in_doubt_count,
+                free_count,
+                is_done,
+            } => {
                 self.note_kept(now, migration, from, &kept)?;
                 if let Some(of) = self.all.get_mut(&migration) {
                     of.progress.on_the_way_count = on_the_way_count;
                     of.progress.in_doubt_count = in_doubt_count;
+                    of.progress.free_count = free_count;
                 }
                 if is_done {
                     self.follow(migration, Stage::Allowed, Stage::Ending, from)?;

@@ -73,5 +73,12 @@ pub(crate) fn finish(core: &mut Migrations, id: u64, kept: &[ServedRow]) {
 /// The progress of a taker.
 pub(crate) fn progress(migration: u64, kept: &[ServedRow], is_done: bool) -> Report {
     let kept = kept.to_vec();
-    Report::Progress { migration, kept, on_the_way_count: 0, in_doubt_count: 0, is_done }
+    Report::Progress {
+        migration,
+        kept,
+        on_the_way_count: 0,
+        in_doubt_count: 0,
+        free_count: 0,
+        is_done,
+    }
 }

@@ -103,6 +103,7 @@ fn each_step_follows_the_report_of_the_one_before() {
         kept,
         on_the_way_count: 1,
         in_doubt_count: 1,
+        free_count: 0,
         is_done,
     };
     hear(&mut core, 2, progress(rows(1..2), false));
@@ -204,16 +205,39 @@ fn a_home_that_lost_its_memory_does_not_take_lines_back_and_others_may() {
     let mut core = four();
     let [id] = request(&mut core, &wanted(0..2, 2))[..] else { panic!("one giver") };
     run(&mut core, id, 0..2);
+    let [open] = request(&mut core, &wanted(2..3, 3))[..] else { panic!("one giver") };
+    hear(&mut core, 3, Report::Reserved(open));
+    let earlier = |core: &Migrations| -> Vec<_> {
+        let rows = core.earlier(HOME);
+        rows.map(|row| (row.generation.number(), row.pages, row.at)).collect()
+    };
+    assert_eq!(earlier(&core), []);
     core.note_server(&server_record(1, 6, 2));
+    // What the home learns when it joins: where its lines may be. The others are lost with its memory.
+    assert_eq!(earlier(&core), [(4, lines(0..3), None)]);
     core.connect(HOME, 1, true);
     let old = Wanted { generation: ArenaGeneration::new(5), ..wanted(0..2, 1) };
     assert!(matches!(core.plan(&old), Err(MigrateError::Unsettled { .. })));
     let of_home = Contents { node: HOME, generation: ArenaGeneration::new(4).unwrap() };
     let began = ArenaGeneration::new(6).unwrap();
     let lose = Order::Lose { node: HOME, began };
-    assert_eq!(orders(&core), [(2, lose)], "all learn it before anything else");
-    hear(&mut core, 2, Report::Lost { node: HOME, began });
-    assert_eq!(orders(&core), [(2, Order::Report { home: of_home, round: 2 })]);
+    let loses = [(2, lose.clone()), (3, lose)];
+    assert_eq!(orders(&core), loses, "all learn it before anything else");
+    for server in [2, 3] {
+        hear(&mut core, server, Report::Lost { node: HOME, began });
+    }
+    let is_settled = |(server, order): &(u16, Order)| (*server, matches!(order, Order::Settle(_)));
+    assert!(orders(&core).iter().any(|it| is_settled(it) == (3, true)));
+    hear(&mut core, 3, Report::Settled { migration: open, kept: vec![] });
+    let none = |round| Report::Claims {
+        home: of_home,
+        round,
+        served: vec![],
+        given: vec![],
+        lost: vec![],
+    };
+    hear(&mut core, 3, none(3));
+    assert_eq!(orders(&core), [(2, Order::Report { home: of_home, round: 3 })]);
     let claims = |round| Report::Claims {
         home: of_home,
         round,
@@ -221,11 +245,13 @@ fn a_home_that_lost_its_memory_does_not_take_lines_back_and_others_may() {
         given: vec![],
         lost: vec![],
     };
-    hear(&mut core, 2, claims(1));
-    assert_eq!(orders(&core).len(), 1, "that was another round");
     hear(&mut core, 2, claims(2));
+    assert_eq!(orders(&core).len(), 1, "that was another round");
+    assert_eq!(earlier(&core), [(4, lines(0..3), None)]);
+    hear(&mut core, 2, claims(3));
+    assert_eq!(earlier(&core), [(4, lines(0..1), Some(NodeId(2)))]);
     let learn =
-        Elsewhere { home: of_home, version: 3, rows: vec![(lines(0..1), NodeId(2))], lost: vec![] };
+        Elsewhere { home: of_home, version: 4, rows: vec![(lines(0..1), NodeId(2))], lost: vec![] };
     assert_eq!(orders(&core), [(1, Order::Learn(learn))]);
     assert!(matches!(core.plan(&old), Err(MigrateError::LostHome { .. })));
     let all = Wanted { pages: None, ..old };

@@ -104,6 +104,7 @@ fn message(core: &Core, of: &Shown<'_>) -> proto::Migration {
         kept_pages: record.kept.page_count(),
         on_the_way_lines: of.progress.on_the_way_count,
         in_doubt_lines: of.progress.in_doubt_count,
+        free_lines: of.progress.free_count,
         pages_per_second: of.progress.pages_per_second.filter(|_| is_moving),
         waits: of.waits.clone().unwrap_or_default(),
         why: record.why(name).unwrap_or_default(),

@@ -42,6 +42,7 @@ pub(super) fn joined(core: &Core, record: &NodeRecord, installed: bool) -> proto
         memory_nodes: Some(memory_nodes(core, record.space())),
         notices_wanted: core.notices_wanted(record.space()),
         last_arena_generation: (*record.generations().end()).into(),
+        earlier: core.migrations().earlier(record.id()).map(Into::into).collect(),
     }
 }
 

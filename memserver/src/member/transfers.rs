@@ -211,16 +211,22 @@ impl Transfers {
         })
     }
 
-    /// The home learns where its pages are. Pointers to contents that it lost before are stale anyway.
+    /// The home learns where its pages are, of its present contents or of earlier ones.
     fn learn(&self, elsewhere: &Elsewhere, server: &Server) -> Result<(), Hindered> {
-        if elsewhere.home != self.own {
+        let Contents { node, generation } = elsewhere.home;
+        if node != self.own.node || generation > self.own.generation {
             return Ok(());
         }
         for shard in 0..server.shard_count() {
             let is_of = |pages: &Range<u64>| shard_of(pages, server) == shard;
             let rows = elsewhere.rows.iter().filter(|(pages, _)| is_of(pages)).cloned().collect();
-            let lost = elsewhere.lost.iter().filter(|pages| is_of(pages)).cloned().collect();
-            server.migrate(shard, MigrationOrder::Learn { rows, lost }, PATIENCE)?;
+            let order = if generation == self.own.generation {
+                let lost = elsewhere.lost.iter().filter(|pages| is_of(pages)).cloned().collect();
+                MigrationOrder::Learn { rows, lost }
+            } else {
+                MigrationOrder::LearnEarlier { generation, rows }
+            };
+            server.migrate(shard, order, PATIENCE)?;
         }
         Ok(())
     }
@@ -270,12 +276,18 @@ impl Transfers {
         let report = MigrationOrder::Report(terms.migration);
         let state = server.migrate(shard_of(&terms.pages, server), report, PATIENCE).ok()?;
         let MigrationState { progress, rows, .. } = state;
-        let report = Report::Progress {
-            migration: terms.migration,
-            kept: served(rows),
-            on_the_way_count: progress.on_their_way.into(),
-            in_doubt_count: progress.in_doubt.into(),
-            is_done: progress.here == progress.all,
+        let migration = terms.migration;
+        let report = if progress.is_full {
+            Report::Refused { migration, order: OrderKind::Take, why: Refusal::NoRoom }
+        } else {
+            Report::Progress {
+                migration,
+                kept: served(rows),
+                on_the_way_count: progress.on_their_way.into(),
+                in_doubt_count: progress.in_doubt.into(),
+                free_count: progress.free.into(),
+                is_done: progress.here + progress.free == progress.all,
+            }
         };
         if last.is_some_and(|(_, before)| *before == report) {
             return None;
@@ -288,7 +300,7 @@ impl Transfers {
         let report = MigrationOrder::Report(terms.migration);
         let state = server.migrate(shard_of(&terms.pages, server), report, PATIENCE).ok()?;
         let MigrationState { progress, rows, .. } = state;
-        let is_over = progress.here + progress.stay == progress.all;
+        let is_over = progress.here + progress.free + progress.stay == progress.all;
         is_over.then(|| Report::Settled { migration: terms.migration, kept: served(rows) })
     }
 }
@@ -324,8 +336,7 @@ fn in_one(server: &Server, order: &MigrationOrder) -> Result<(), MigrateError> {
 
 /// The shard of this server that serves the pages of a home's shard.
 fn shard_of(pages: &Range<u64>, server: &Server) -> u16 {
-    let shard = u16::try_from(pages.start / SHARD_PAGES).unwrap_or(u16::MAX);
-    shard % server.shard_count().max(1)
+    migration::shard_of(pages, server.shard_count())
 }
 
 fn taken(terms: &Terms) -> taker::Order {

@@ -181,6 +181,7 @@ impl Controller for Service {
             memory_nodes: None,
             notices_wanted: script.notices_wanted,
             last_arena_generation: GENERATION.into(),
+            earlier: vec![],
         }))
     }
 

@@ -5,7 +5,8 @@ use std::ops::Range;
 use bluebridge_wire::{ArenaGeneration, Fence, NodeId, Space};
 
 use super::{
-    Contents, Elsewhere, Generations, Order, OrderKind, Refusal, Report, ServedRow, Terms,
+    Contents, EarlierRow, Elsewhere, Generations, Order, OrderKind, Refusal, Report, ServedRow,
+    Terms,
 };
 use crate::proto;
 use proto::migration_order::Order as OrderBody;
@@ -125,6 +126,24 @@ fn parse_elsewhere(of: proto::Elsewhere) -> Result<Elsewhere, Broken> {
         rows: of.rows.into_iter().map(parse).collect::<Result<_, _>>()?,
         lost: parse_rows(of.lost)?,
     })
+}
+
+impl From<EarlierRow> for proto::EarlierRow {
+    fn from(of: EarlierRow) -> Self {
+        let proto::PageRow { first_page, page_count, .. } = row(&of.pages);
+        let server = of.at.map_or(0, |at| at.0.into());
+        Self { generation: of.generation.number().into(), first_page, page_count, server }
+    }
+}
+
+impl TryFrom<proto::EarlierRow> for EarlierRow {
+    type Error = Broken;
+
+    fn try_from(of: proto::EarlierRow) -> Result<Self, Broken> {
+        let at = (of.server != 0).then(|| node(of.server)).transpose()?;
+        let pages = pages(of.first_page, of.page_count)?;
+        Ok(Self { generation: generation(of.generation)?, pages, at })
+    }
 }
 
 impl From<Order> for proto::MigrationOrder {
@@ -280,10 +299,22 @@ impl From<Report> for proto::MigrationReport {
             Report::Lost { node, began } => {
                 (0, ReportBody::Lost(Contents { node, generation: began }.into()))
             }
-            Report::Progress { migration, kept, on_the_way_count, in_doubt_count, is_done } => {
+            Report::Progress {
+                migration,
+                kept,
+                on_the_way_count,
+                in_doubt_count,
+                free_count,
+                is_done,
+            } => {
                 let kept = served(&kept);
-                let progress =
-                    proto::MigrationProgress { kept, on_the_way_count, in_doubt_count, is_done };
+                let progress = proto::MigrationProgress {
+                    kept,
+                    on_the_way_count,
+                    in_doubt_count,
+                    is_done,
+                    free_count,
+                };
                 (migration, ReportBody::Progress(progress))
             }
             Report::Refused { migration, order, why } => {
@@ -329,6 +360,7 @@ impl TryFrom<proto::MigrationReport> for Report {
                 kept: parse_served(of.kept)?,
                 on_the_way_count: of.on_the_way_count,
                 in_doubt_count: of.in_doubt_count,
+                free_count: of.free_count,
                 is_done: of.is_done,
             },
             ReportBody::Settled(of) => Self::Settled { migration, kept: parse_served(of.kept)? },
@@ -407,6 +439,7 @@ mod tests {
                 kept: kept.clone(),
                 on_the_way_count: 2,
                 in_doubt_count: 1,
+                free_count: 0,
                 is_done: true,
             },
             Report::Released(7),

@@ -371,6 +371,7 @@ impl Requester {
             link: Link { place: Place::Waiting, generation: 0, prev: NONE, next: NONE },
             may_be_applied: false,
             sent_before: false,
+            is_question: false,
         }
     }
 

@@ -81,6 +81,9 @@ pub(super) struct Op {
     pub(super) may_be_applied: bool,
     /// An ABORT under an earlier number may have been applied.
     pub(super) sent_before: bool,
+    /// It may have been executed by a process of the home that lost its memory. It is sent only to learn whether its
+    /// line lives elsewhere: the home no longer executes it.
+    pub(super) is_question: bool,
 }
 
 /// How the pages of the operation ended so far.

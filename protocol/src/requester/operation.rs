@@ -332,6 +332,8 @@ pub enum Output {
     Done,
     /// The pages that a DELETE freed.
     Freed(u32),
+    /// The line that was to be taken is free as a whole, and stays with its home.
+    Free,
     /// The line is the requester's.
     Kept {
         /// Bytes of fences that the reply brought.

@@ -81,6 +81,12 @@ impl Requester {
         self.retire_number(index);
         let op = &mut self.ops[index];
         op.link.place = Place::Flight;
+        if op.is_question && op.has_moved() {
+            // The line lives, and the process that may have executed the request does not.
+            let node = NodeId(op.route.moved_node);
+            self.fail(index, Failure::Refused { status: Status::Moved, node });
+            return;
+        }
         if op.pages.pending == 0 {
             self.conclude(index);
             return;
@@ -344,6 +350,11 @@ impl Op {
         let Some((pointer, length)) = self.range() else { return 1 };
         let end = pointer.location.in_page() + length as usize;
         end.div_ceil(bluebridge_wire::address::PAGE_BYTES).min(LINE_PAGES)
+    }
+
+    /// Whether the last reply said that a page of the run moved.
+    const fn has_moved(&self) -> bool {
+        self.route.moved_page != NO_PAGE
     }
 
     /// Whether an UPDATE was granted, and the grant ended before the requester received it.

@@ -233,10 +233,13 @@ impl Requester {
                 let op = &mut self.ops[index];
                 let is_whole = reply.data.len() == LINE_RECORD_BYTES;
                 let is_copied = is_whole && copy_record(buffers.incoming(op.token), reply.data);
+                let is_free = is_copied && reply.header.lease_epoch == 0;
                 let is_granted = is_copied && op.note_grant(own_node, reply);
-                is_granted.then(|| {
-                    self.counters.count(Event::Grant);
-                    Output::Leased(self.ops[index].grant.lease)
+                is_free.then_some(Output::Free).or_else(|| {
+                    is_granted.then(|| {
+                        self.counters.count(Event::Grant);
+                        Output::Leased(self.ops[index].grant.lease)
+                    })
                 })
             }
             Operation::Keep { epoch, .. } => {

@@ -34,6 +34,8 @@ fn before(moment: Timestamp, length: Duration) -> Timestamp {
 /// How an operation whose session is lost continues.
 enum Resume {
     Again,
+    /// The home, which lost its memory, is asked whether the line lives elsewhere.
+    Ask,
     End(Result<Output, Failure>),
 }
 
@@ -260,6 +262,16 @@ impl Requester {
                     self.ops[index].link.place = Place::Waiting;
                     self.ops.push_front(&mut self.peers[peer].waiting, index);
                 }
+                Resume::Ask => {
+                    self.counters.count(Event::ResumeUnsafe);
+                    let op = &mut self.ops[index];
+                    (op.is_question, op.may_be_applied, op.sent_before) = (true, true, true);
+                    op.route.home = true;
+                    op.pages.pending |= super::page_bits(op.run_page_count()) << op.run.first_page;
+                    self.retire_number(index);
+                    self.ops[index].link.place = Place::Waiting;
+                    self.ops.push_front(&mut self.peers[peer].waiting, index);
+                }
                 Resume::End(result) => {
                     self.counters.count(Event::ResumeUnsafe);
                     self.finish(index, result);
@@ -305,9 +317,9 @@ impl Requester {
             return Resume::Again;
         }
         let home = op.pointer().filter(|pointer| pointer.node == node);
-        // Contents of earlier generations were lost; later ones are current.
+        // Contents of earlier generations were lost, unless the line had moved; later ones are current.
         if home.is_some_and(|pointer| pointer.location.generation() < peer.generation) {
-            return Resume::End(Err(Failure::Refused { status: Status::StaleGeneration, node }));
+            return Resume::Ask;
         }
         Resume::End(Err(Failure::OutcomeUnknown { node, responding: true }))
     }

@@ -71,8 +71,20 @@ impl Responder {
         self.publish(store);
     }
 
-    /// Where the pages of a range are in the store; `None` if some are not here, or not one after the other. The range
-    /// is of this node, or of one whose contents began with the generation.
+    /// Learns from the controller what other servers have, or may have, of contents that this node lost, and that began
+    /// with a generation. Of rows without a node that is not known yet, and requests for them get BUSY. Pointers to all
+    /// else of these contents are stale.
+    pub fn learn_earlier(
+        &mut self,
+        generation: ArenaGeneration,
+        rows: &[(Range<u64>, Option<NodeId>)],
+    ) {
+        self.ranges.learn_earlier(generation, rows);
+    }
+
+    /// Where the pages of a range are in the store; `None` if some are not here. The range is of this node, or of one
+    /// whose contents began with the generation. If lines of another node are not one after the other here, there are
+    /// other lines in between.
     pub fn place_of<S: PageStore + ?Sized>(
         &self,
         node: NodeId,

@@ -85,6 +85,8 @@ events! {
     LineKept = "line_kept",
     /// A line was leased by TAKE.
     LineTaken = "line_taken",
+    /// A TAKE was about a line that is free as a whole, and that stays.
+    FreeLineStays = "free_line_stays",
     /// A session's low-water mark moved up.
     LowWaterRaised = "low_water_raised",
     /// The controller allowed a migration.

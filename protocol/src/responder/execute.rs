@@ -32,6 +32,9 @@ impl Record {
     }
 }
 
+/// Lines of the allocation are at other servers, and must return before it can be freed.
+const ELSEWHERE: Refusal = Refusal { status: Status::Forbidden, detail: 0, node: 0, epoch: 0 };
+
 impl Responder {
     pub(super) fn execute<S: PageStore + ?Sized>(
         &mut self,
@@ -341,16 +344,20 @@ impl Responder {
     ) -> Result<Record, Refusal> {
         no_data(request)?;
         memory(request)?.is_page_aligned().then_some(()).ok_or(Status::Unaligned)?;
-        let local = self.resolve(request)?;
+        let is_own = self.is_own_node(request.datagram.target.node);
+        let local = self.resolve(request).map_err(|refusal| match refusal.status {
+            // Who has the line cannot free the allocation.
+            Status::Moved if is_own => Refusal { node: refusal.node, ..ELSEWHERE },
+            _ => refusal,
+        })?;
         let (access, length) = (access(request, local, 1), request.header().length);
-        if !self.is_own_node(request.datagram.target.node) {
+        if !is_own {
             // Only the home knows where the whole allocation is.
             store.check(access)?;
             return Err(Status::NoAuthority.into());
         }
         if self.has_given_any() && self.has_given(&store.allocation(access, length)?) {
-            // A part of the allocation is another server's.
-            return Err(Status::NoAuthority.into());
+            return Err(ELSEWHERE);
         }
         if !self.leases.is_idle() {
             let pages = store.allocation(access, length)?;
@@ -463,16 +470,19 @@ impl Responder {
         let location = memory(request)?;
         self.check_epoch(request)?;
         let node = request.datagram.target.node;
-        let local = if self.is_own_node(node) {
-            match self.ranges.moved_to(location.page()) {
-                Some(Moved::To(to)) => {
-                    let detail = self.ranges.moved_block_pages(location.page());
+        let is_own = self.is_own_node(node);
+        let local = if is_own {
+            match self.ranges.moved_to(location) {
+                Some((Moved::To(to), detail)) => {
                     return Err(Refusal { node: to.0, detail, ..Status::Moved.into() });
                 }
                 // The controller will say where.
-                Some(Moved::Somewhere) => return Err(Status::Busy.into()),
+                Some((Moved::Somewhere, _)) => return Err(Status::Busy.into()),
                 // As after a loss of the whole memory.
-                Some(Moved::Nowhere) => return Err(Status::StaleGeneration.into()),
+                Some((Moved::Nowhere, _)) => return Err(Status::StaleGeneration.into()),
+                None if self.ranges.is_earlier(location) => {
+                    return Err(Status::StaleGeneration.into());
+                }
                 None => location,
             }
         } else {
@@ -480,11 +490,13 @@ impl Responder {
             local.ok_or(Status::WrongNode)?
         };
         if let Some(giving) = self.givings.marked(local.page()) {
-            if self.is_own_node(node) && self.ranges.is_lost(local.page()) {
+            if is_own && self.ranges.is_lost(local.page()) {
                 return Err(Status::StaleGeneration.into());
             }
             let node = giving.allowance.taker.0;
-            let detail = self.givings.block_pages(local.page(), location.page());
+            // Lines of the migration that are neighbours at home need not be neighbours here.
+            let row = if is_own { None } else { self.ranges.row_around(local.page()) };
+            let detail = self.givings.block_pages(local.page(), location.page(), row);
             return Err(Refusal { node, detail, ..Status::Moved.into() });
         }
         self.check_authority(request)?;

@@ -9,7 +9,7 @@ use core::ops::Range;
 use bluebridge_wire::{
     Command, Header, LeaseEnd, Status,
     address::{LINE_BYTES, LINE_PAGES},
-    line::{FENCES_MAX, LINE_RECORD_BYTES, emit_line},
+    line::{FENCES_MAX, LINE_RECORD_BYTES, LineRecord, Part, emit_line},
 };
 
 use super::{
@@ -25,6 +25,9 @@ use crate::{
     Timestamp,
     store::{Allowance, PageStore},
 };
+
+/// The lease epoch in the reply to a TAKE of a line that is free as a whole: there is no lease.
+const FREE: u64 = 0;
 
 /// A line of a migration, by its first page in the store.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -167,6 +170,11 @@ impl Responder {
             let refusal = Status::Busy.into();
             return self.conclude_refused(&execution.without_record(), refusal, store);
         }
+        if self.is_free_at_home(request, line, store) {
+            self.stop_waiting(execution, Event::WaiterAnswered);
+            self.counters.count(Event::FreeLineStays);
+            return self.conclude(execution, lease_record(request, Command::Take, FREE), store);
+        }
         for page in pages.clone() {
             self.end_if_expired(request.now, page);
         }
@@ -182,6 +190,18 @@ impl Responder {
                 self.conclude_refused(&execution.without_record(), refusal, store);
             }
         }
+    }
+
+    /// Whether a line is this server's own, and no page of it is allocated: there is nothing to take.
+    fn is_free_at_home<S: PageStore + ?Sized>(
+        &self,
+        request: &Request<'_>,
+        line: GivenLine,
+        store: &S,
+    ) -> bool {
+        let is_free = |pages: &LineRecord| pages.iter().all(|page| page.part == Part::Free);
+        self.is_own_node(request.datagram.target.node)
+            && store.lines().line(line.first_page).is_some_and(|line| is_free(&line.pages))
     }
 
     /// The line that a TAKE may lease, apart from the leases of others.
@@ -255,13 +275,18 @@ impl Responder {
                 let node = giving.allowance.taker.0;
                 return Err(Refusal { node, ..Status::Moved.into() });
             }
-            self.all_held(request, line.pages(), record.value)?;
+            if record.value != FREE {
+                self.all_held(request, line.pages(), record.value)?;
+            }
             let pages = store.lines().line(line.first_page).ok_or(Status::OutOfRange)?.pages;
             Ok((line, pages))
         });
         match found {
             Ok((line, pages)) => {
-                let header = self.lease_header(request, line.first_page);
+                let header = match record.value {
+                    FREE => self.reply_header(request),
+                    _ => self.lease_header(request, line.first_page),
+                };
                 self.push_record(request, &header, &emit_line(&pages));
             }
             Err(refusal) => self.refuse(request, refusal),

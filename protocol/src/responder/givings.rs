@@ -240,10 +240,17 @@ impl Givings {
     }
 
     /// How large the block around a page that is its taker's is, in pages: a power of two, aligned by
-    /// the home's page numbers, all of it the taker's. `home_page` is the page's number there.
-    pub(super) fn block_pages(&self, page: u64, home_page: u64) -> u32 {
+    /// the home's page numbers, all of it the taker's. `home_page` is the page's number there, and `row` the pages
+    /// around it that are one after the other here; `None` if all are.
+    pub(super) fn block_pages(&self, page: u64, home_page: u64, row: Option<Range<u64>>) -> u32 {
         let Some(giving) = self.of_page(page) else { return 0 };
+        let is_together = |block: &Range<u64>| {
+            row.as_ref().is_none_or(|row| row.start <= block.start && block.end <= row.end)
+        };
         block_pages(home_page, |block| {
+            if !is_together(&block) {
+                return false;
+            }
             let start = page.checked_sub(home_page - block.start);
             start.is_some_and(|start| {
                 let end = start + (block.end - block.start);

@@ -172,6 +172,7 @@ impl Responder {
     /// end is in doubt.
     pub fn begin<S: PageStore + ?Sized>(&mut self, now: Timestamp, store: &mut S) {
         self.begun_at = Some(now);
+        self.ranges.begin(store.generation());
         store.fences(&mut |space, node, incarnation| {
             let requester = RequesterId { space, node, incarnation };
             self.incarnations.raise(&requester);

@@ -51,9 +51,16 @@ pub enum RangeError {
     Unaligned,
 }
 
+/// Pages and where they are; sorted and without overlaps.
+type Places = Vec<(Range<u64>, Moved)>;
+
 /// Both tables, each sorted and without overlaps.
 pub(super) struct Ranges {
-    moved: Vec<(Range<u64>, Moved)>,
+    moved: Places,
+    /// What others have, or may have, of contents that this node lost, by the first generation of these contents; sorted.
+    earlier: Vec<(ArenaGeneration, Places)>,
+    /// The first generation of the present contents.
+    began: ArenaGeneration,
     adopted: Vec<Adopted>,
     /// Own pages that were lost with the memory of another server; as the controller said last.
     lost: Vec<Range<u64>>,
@@ -64,7 +71,36 @@ impl Ranges {
     pub(super) fn new(limit: u16) -> Self {
         let limit = usize::from(limit);
         let (moved, adopted) = (Vec::with_capacity(limit), Vec::with_capacity(limit));
-        Self { moved, adopted, lost: Vec::new(), limit }
+        let (earlier, began) = (Vec::new(), ArenaGeneration::default());
+        Self { moved, earlier, began, adopted, lost: Vec::new(), limit }
+    }
+
+    /// Pointers with a generation before this one are to contents that this node lost.
+    pub(super) const fn begin(&mut self, began: ArenaGeneration) {
+        self.began = began;
+    }
+
+    /// Whether a pointer to this node is to contents that it lost.
+    pub(super) fn is_earlier(&self, location: Location) -> bool {
+        location.generation() < self.began
+    }
+
+    /// Learns what others have of contents that this node lost, in place of what was known of these; all else of them
+    /// is lost. Of rows without a node it is not known yet who has them, or whether anybody does.
+    pub(super) fn learn_earlier(
+        &mut self,
+        generation: ArenaGeneration,
+        rows: &[(Range<u64>, Option<NodeId>)],
+    ) {
+        self.earlier.retain(|(of, _)| *of != generation);
+        let place = |(pages, to): &(Range<u64>, Option<NodeId>)| {
+            (pages.clone(), to.map_or(Moved::Somewhere, Moved::To))
+        };
+        let mut places: Places = rows.iter().map(place).collect();
+        places.sort_by_key(|(range, _)| range.start);
+        join_neighbours(&mut places);
+        let index = self.earlier.partition_point(|(of, _)| *of < generation);
+        self.earlier.insert(index, (generation, places));
     }
 
     /// Whether an own page that was given away is lost.
@@ -116,33 +152,37 @@ impl Ranges {
             let mut after = self.moved_without(pages, |_| true);
             after.extend(within);
             after.sort_by_key(|(range, _)| range.start);
-            // Neighbours at the same place become one range.
-            after.dedup_by(|next, before| {
-                let is_one = before.0.end == next.0.start && before.1 == next.1;
-                if is_one {
-                    before.0.end = next.0.end;
-                }
-                is_one
-            });
+            join_neighbours(&mut after);
             self.moved = after;
         }
     }
 
-    /// Where all of a range of another node is, or of this one if it is here; `None` if some is not, or not together.
+    /// Where all of a range of another node is; `None` if some is not here. If its lines are not one after the other, the
+    /// range of the store has other lines in between.
     pub(super) fn place_of(
         &self,
         node: NodeId,
         generation: ArenaGeneration,
         pages: &Range<u64>,
     ) -> Option<Range<u64>> {
-        let is_in = |range: &&Adopted| {
-            (range.node, range.generation) == (node, generation)
-                && range.first_page <= pages.start
-                && pages.end <= range.first_page + range.page_count
-        };
-        let range = self.adopted.iter().find(is_in)?;
-        let place = |page: u64| range.local_page + (page - range.first_page);
-        Some(place(pages.start)..place(pages.end))
+        let (mut next, mut low, mut high) = (pages.start, u64::MAX, 0);
+        for range in self.adopted.iter().filter(|it| (it.node, it.generation) == (node, generation))
+        {
+            let end = pages.end.min(range.first_page + range.page_count);
+            if end <= next || range.first_page >= pages.end {
+                continue;
+            }
+            let place = |page: u64| Some(range.local_page + page.checked_sub(range.first_page)?);
+            (low, high) = (low.min(place(next)?), high.max(place(end)?));
+            next = end;
+        }
+        (next == pages.end && low < high).then_some(low..high)
+    }
+
+    /// The pages at home of the row around a line of another node that is here.
+    pub(super) fn row_around(&self, local_page: u64) -> Option<Range<u64>> {
+        let range = self.adopted.iter().find(|range| range.local_pages().contains(&local_page))?;
+        Some(range.first_page..range.first_page + range.page_count)
     }
 
     /// The name of pages of the store that are another node's; a part of them, if they are not all of one range.
@@ -208,7 +248,9 @@ impl Ranges {
     /// [`RangeError`]; nothing changed.
     pub(super) fn give_away(&mut self, rows: &[Range<u64>], to: NodeId) -> Result<(), RangeError> {
         let (moved, lost) = (self.moved.clone(), self.lost.clone());
-        let mut after = Self { moved, adopted: Vec::new(), lost, limit: self.limit };
+        let (earlier, began) = (self.earlier.clone(), self.began);
+        let adopted = Vec::new();
+        let mut after = Self { moved, earlier, began, adopted, lost, limit: self.limit };
         for range in &self.adopted {
             let left = without_all(range.local_pages(), rows.iter().cloned());
             after.adopted.extend(left.iter().map(|pages| range.part(pages)));
@@ -280,22 +322,20 @@ impl Ranges {
         !self.moved.is_empty()
     }
 
-    /// Where an own page is now, if it is not here.
-    pub(super) fn moved_to(&self, page: u64) -> Option<Moved> {
-        self.moved_with(page).map(|(_, place)| place)
-    }
-
-    /// How many pages of the aligned block around a page that moved did so, too.
-    pub(super) fn moved_block_pages(&self, page: u64) -> u32 {
-        self.moved_with(page).map_or(0, |(range, _)| {
-            block_pages(page, |block| range.start <= block.start && block.end <= range.end)
-        })
-    }
-
-    fn moved_with(&self, page: u64) -> Option<(&Range<u64>, Moved)> {
-        let index = self.moved.partition_point(|(range, _)| range.end <= page);
-        let (range, place) = self.moved.get(index)?;
-        range.contains(&page).then_some((range, *place))
+    /// Where the page of a pointer to this node is now, if it is not here, and how many pages of the aligned block around
+    /// it are there, too.
+    pub(super) fn moved_to(&self, location: Location) -> Option<(Moved, u32)> {
+        let places = if self.is_earlier(location) {
+            let of = self.earlier.partition_point(|(first, _)| *first <= location.generation());
+            &self.earlier[of.checked_sub(1)?].1
+        } else {
+            &self.moved
+        };
+        let page = location.page();
+        let index = places.partition_point(|(range, _)| range.end <= page);
+        let (range, place) = places.get(index).filter(|(range, _)| range.contains(&page))?;
+        let is_there = |block: Range<u64>| range.start <= block.start && block.end <= range.end;
+        Some((*place, block_pages(page, is_there)))
     }
 
     /// Whether a page of this server's store holds a page of another node.
@@ -372,6 +412,17 @@ impl Adopted {
         let page_count = pages.end - pages.start;
         Self { first_page, page_count, local_page: pages.start, ..*self }
     }
+}
+
+/// Neighbours at the same place become one range.
+fn join_neighbours(places: &mut Places) {
+    places.dedup_by(|next, before| {
+        let is_one = before.0.end == next.0.start && before.1 == next.1;
+        if is_one {
+            before.0.end = next.0.end;
+        }
+        is_one
+    });
 }
 
 /// What is left of `pages` without those of `other`.

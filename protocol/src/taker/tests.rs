@@ -70,13 +70,18 @@ struct Pair {
 
 impl Pair {
     fn new() -> Self {
+        Self::with(PAGES)
+    }
+
+    /// So many pages of the giver are allocated.
+    fn with(allocated: u32) -> Self {
         let now = Timestamp::from_nanos(1_000_000_000);
         let mut given = store::PlainStore::new(PAGES);
         let mut giver = Responder::new(&responder::Config::new(SPACE, GIVER, 2, 1)).unwrap();
         giver.begin(now, &mut given);
-        let grant = given.create(SPACE, PAGES).unwrap();
+        let grant = given.create(SPACE, allocated).unwrap();
         given.complete(grant.location);
-        for page in 0..u64::from(PAGES) {
+        for page in 0..u64::from(allocated) {
             given.write(page, 0, &[page as u8 | 1; PAGE_BYTES]);
         }
         let config = responder::Config::new(SPACE, TAKER, INCARNATION, 2);
@@ -204,10 +209,50 @@ fn orders_are_whole_lines_of_one_shard() {
         let error = Taker::new(order(pages.clone()), TAKER, 1, &mut store).err();
         assert_eq!(error, Some(OrderError::Range), "{pages:?}");
     }
-    let error = Taker::new(order(0..u64::from(PAGES) + 8), TAKER, 1, &mut store).err();
-    assert_eq!(error, Some(OrderError::NoRoom(PAGES / 8 + 1)));
     let last = Taker::new(order(end - 8..end), TAKER, 1, &mut store).expect("it is the last line");
     assert_eq!(last.progress(), Progress { all: 1, ..Progress::default() });
+    // There is no place for the first line of the next one.
+    assert!(store.reserve(PAGES / 8 - 1).is_some());
+    let error = Taker::new(order(0..16), TAKER, 1, &mut store).err();
+    assert_eq!(error, Some(OrderError::NoRoom(2)));
+    last.finish(&mut store);
+    assert!(Taker::new(order(0..16), TAKER, 1, &mut store).is_ok());
+}
+
+#[test]
+fn free_lines_stay_at_home_and_need_no_memory() {
+    let mut pair = Pair::with(20);
+    pair.allow();
+    // There is memory for three lines only.
+    let others = pair.store.reserve(PAGES / 8 - 3).expect("there is room");
+    pair.take(1, 0..u64::from(PAGES));
+    pair.run(LONG);
+    assert_eq!(pair.rows(0), [(0, 24)]);
+    let progress = pair.takers[0].progress();
+    assert_eq!((progress.all, progress.here, progress.free), (16, 3, 13));
+    assert_eq!((progress.stay, progress.is_full, pair.takers[0].is_over()), (0, false, true));
+    assert_eq!(pair.giver.counters().event(Event::FreeLineStays), 13);
+    assert_eq!(pair.giver.leased_pages(), 0, "they are not leased");
+    assert_eq!(others.len(), 13);
+}
+
+#[test]
+fn a_taker_without_memory_ends_and_keeps_what_it_has() {
+    let mut pair = Pair::new();
+    pair.allow();
+    pair.store.reserve(PAGES / 8 - 2).expect("there is room");
+    pair.take(1, 0..u64::from(PAGES));
+    pair.run(LONG);
+    assert_eq!(pair.rows(0), [(0, 16)]);
+    let progress = pair.takers[0].progress();
+    assert_eq!((progress.here, progress.stay, progress.on_their_way), (2, 14, 0));
+    assert!(progress.is_full && pair.takers[0].is_over());
+    // The leases of those for which there was no memory end soon.
+    pair.now = pair.now + Duration::from_secs(2);
+    pair.giver.handle_timeout(pair.now, &mut pair.given).expect("all was sent");
+    assert_eq!(pair.giver.leased_pages(), 0);
+    pair.takers.remove(0).finish(&mut pair.store);
+    assert_eq!(pair.told("release"), 0, "all its memory is used");
 }
 
 #[test]
@@ -369,7 +414,7 @@ fn lines_that_are_here_are_rows() {
     pair.run(Duration::from_secs(1));
     assert_eq!((pair.rows(0), pair.takers[0].progress().stay), (vec![(8, 16), (24, 40)], 4));
     pair.takers.remove(0).finish(&mut pair.store);
-    assert_eq!(pair.told("release"), 4);
+    assert_eq!(pair.told("release"), 1, "places are reserved as lines come");
 }
 
 #[test]

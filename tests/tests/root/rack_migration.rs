@@ -19,7 +19,10 @@ use bluebridge_tests::rack::{
     RackOptions, TestRack,
     endpoint::{Endpoint, UdpClient},
 };
-use bluebridge_wire::address::PAGE_BYTES;
+use bluebridge_wire::{
+    Status,
+    address::{LINE_PAGES, PAGE_BYTES},
+};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 const THREADS: usize = 2;
@@ -168,6 +171,62 @@ fn move_about(
     });
     println!("{} changes", count.load(Ordering::Relaxed));
     owner.delete(region).expect("it is at home");
+}
+
+/// Pages of which a part moves before their home loses its memory.
+const FEW: usize = 64;
+
+#[test]
+fn what_had_moved_is_found_when_its_home_lost_its_memory() {
+    let mut rack = TestRack::up("move-lost", &RackOptions::new(DataPlane::Soft, "9000"));
+    let endpoint = Endpoint::join(&rack, 1);
+    let [home, other] = [1, 2].map(|number| endpoint.server(number));
+    let mut config = endpoint.config(1);
+    config.memory_nodes = vec![MemoryNode { node: home, shard_count: 1 }];
+    let mut before = endpoint.open(&rack, config);
+    let region = before.create((FEW * PAGE_BYTES) as u64).expect("there is room");
+    let at = |page: usize| region.at((page * PAGE_BYTES) as u64).expect("inside");
+    let write = |client: &mut UdpClient, page: usize, change: u64| {
+        client.write(at(page), &stamp(page, change))
+    };
+    for page in 0..FEW {
+        write(&mut before, page, 1).expect("it is at home");
+    }
+    let first = region.base().location.page();
+    assert_eq!(first % LINE_PAGES as u64, 0, "it begins with a line");
+    let moved = FEW / 2;
+    await_moved(&rack, migrate(&rack, home, other, &(first..first + moved as u64)));
+    rack.stop("memserver-s1");
+    rack.start("memserver-s1");
+    let mut bytes = vec![0; PAGE_BYTES];
+    let mut after = endpoint.client(&rack, 2);
+    for (change, client) in [(2, &mut before), (3, &mut after)] {
+        for page in 0..moved {
+            client.read(at(page), &mut bytes).expect("it had moved");
+            assert_eq!(bytes, stamp(page, change - 1), "page {page}");
+            write(client, page, change).expect("it had moved");
+        }
+        for page in moved..FEW {
+            let stale = |result: Result<(), Error>| {
+                let status = Status::StaleGeneration;
+                let is_stale =
+                    matches!(result, Err(Error::Refused { status: of, .. }) if of == status);
+                assert!(is_stale, "page {page}: {result:?}");
+            };
+            stale(client.read(at(page), &mut bytes));
+            stale(write(client, page, change));
+        }
+        // The home's new contents are of no interest to pointers to the earlier ones.
+        let fresh = client.create(PAGE_BYTES as u64).expect("there is room");
+        client.write(fresh.base(), &stamp(0, 9)).expect("it is there");
+    }
+    // And once more: the controller tells each process.
+    rack.stop("memserver-s1");
+    rack.start("memserver-s1");
+    for page in 0..moved {
+        before.read(at(page), &mut bytes).expect("it had moved");
+        assert_eq!(bytes, stamp(page, 3), "page {page}");
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bluebridge_northbound::proto::{CancelMigrationRequest, Migration, MigrationStage};
 use bluebridge_rack::control::Contact;
 use bluebridge_rack::control::operations::{cancel_migration, migrations};
-use bluebridge_wire::address::PAGE_BYTES;
+use bluebridge_wire::address::{LINE_PAGES, PAGE_BYTES};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
@@ -134,12 +134,21 @@ const fn state(stage: MigrationStage) -> &'static str {
 /// The seconds until all pages have moved at the present rate.
 fn seconds_left(of: &Migration) -> Option<f64> {
     let rate = of.pages_per_second.filter(|rate| *rate > 0.0 && rate.is_finite())?;
-    Some(of.page_count.saturating_sub(of.kept_pages) as f64 / rate)
+    Some(moving_pages(of).saturating_sub(of.kept_pages) as f64 / rate)
+}
+
+/// Pages of lines that are to move: those that are free stay.
+const fn moving_pages(of: &Migration) -> u64 {
+    of.page_count.saturating_sub(of.free_lines.saturating_mul(LINE_PAGES as u64))
 }
 
 fn bar(of: &Migration) -> String {
-    let kept = of.kept_pages.min(of.page_count);
-    let share = |whole: u64| kept.saturating_mul(whole) / of.page_count.max(1);
+    let all = moving_pages(of);
+    let kept = of.kept_pages.min(all);
+    let share = |whole: u64| {
+        let part = kept.saturating_mul(whole).checked_div(all);
+        part.unwrap_or(if of.page_count == 0 { 0 } else { whole })
+    };
     let full = share(BAR);
     let (full, rest) = ("#".repeat(cells(full)), "-".repeat(cells(BAR - full)));
     format!("[{full}{rest}] {} %", share(100))
@@ -188,6 +197,7 @@ fn document(of: &Migration) -> Value {
         "kept_pages": of.kept_pages,
         "on_the_way_lines": of.on_the_way_lines,
         "in_doubt_lines": of.in_doubt_lines,
+        "free_lines": of.free_lines,
         "pages_per_second": of.pages_per_second,
         "seconds_left": seconds_left(of),
         "waits": (!of.waits.is_empty()).then_some(&of.waits),
@@ -231,6 +241,18 @@ mod tests {
         of.pages_per_second = Some(0.0);
         assert_eq!(row(&of)[6..], ["0.0 MiB/s", "s2 lost its memory; s1 must forget"]);
         assert_eq!(document(&of)["seconds_left"], Value::Null);
+        // Free lines are not to move.
+        for (free_lines, kept_pages, bar) in [
+            (32, 512, "[######----] 66 %"),
+            (64, 512, "[##########] 100 %"),
+            (128, 0, "[##########] 100 %"),
+        ] {
+            let of = Migration { free_lines, kept_pages, ..of.clone() };
+            assert_eq!(
+                (row(&of)[5].as_str(), &document(&of)["free_lines"]),
+                (bar, &json!(free_lines))
+            );
+        }
         // What no controller sends must not panic.
         let strange = Migration {
             first_page: u64::MAX,

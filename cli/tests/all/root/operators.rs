@@ -76,7 +76,8 @@ fn operators_look_and_free_beside_a_program_that_is_the_endpoint() {
 fn memory_moves_by_command() {
     let rack = TestRack::up("cmd-migrate", &["--memory", "16M"]);
     assert_eq!(rack.text(&["migrations", "--watch"]), "there are no migrations");
-    let migrate = || rack.failure(&["migrate", "s1:0-7", "--to", "s2"]);
+    let pointer = rack.text(&["create", "4K", "--on", "s1"]);
+    let migrate = || rack.failure(&["migrate", &pointer, "--to", "s2"]);
     until("the servers are connected", || migrate().0 == Some(0));
     let closed = || rack.text(&["migrations"]).contains("closed");
     until("the migration is closed", closed);
@@ -87,6 +88,23 @@ fn memory_moves_by_command() {
     let (code, words) = rack.failure(&["migrations", "cancel", "7"]);
     assert_eq!(code, Some(2), "{words}");
     assert!(words.contains("there is no migration 7"), "{words}");
+    // It is freed when it is at home again.
+    let (_, words) = rack.failure(&["delete", &pointer]);
+    assert!(words.contains("must return before it can be freed"), "{words}");
+    let are_closed = || {
+        let all = rack.json(&["migrations"]);
+        all.as_array().expect("rows").iter().all(|it| it["state"] == "closed")
+    };
+    rack.text(&["migrate", &pointer, "--to", "s1"]);
+    until("it is at home", are_closed);
+    rack.text(&["delete", &pointer]);
+    // What is free stays there.
+    rack.text(&["migrate", "s1:64-127", "--to", "s2"]);
+    until("the migration is closed", are_closed);
+    let all = rack.json(&["migrations"]);
+    let last = all.as_array().expect("rows").last().expect("three");
+    assert_eq!((&last["kept_pages"], &last["free_lines"]), (&0.into(), &8.into()), "{last}");
+    assert_eq!(last["why"], Value::Null);
 }
 
 fn of_node_named(members: &Value, name: &str) -> String {

@@ -538,6 +538,7 @@ impl World {
                     kept: node.served(&terms.pages),
                     on_the_way_count: 0,
                     in_doubt_count: 0,
+                    free_count: 0,
                     is_done: !(0..LINES).any(|line| is_left(&line)),
                 }
             })

@@ -60,7 +60,7 @@ pub(super) mod run {
             the_carrier_refuses, invalid_replies_end_in_a_violation, a_short_buffer_is_the_callers_fault;
         sessions: a_session_is_opened_first_and_once, open_is_repeated_and_backs_off, a_lost_session_is_opened_again,
             a_request_that_no_earlier_process_can_have_is_repeated,
-            a_restarted_server_leaves_writes_unknown, an_old_operation_is_not_repeated, an_open_that_is_refused_fails_all,
+            a_restarted_server_leaves_writes_unknown, a_home_that_lost_its_memory_is_asked_for_a_line, an_old_operation_is_not_repeated, an_open_that_is_refused_fails_all,
             a_servers_slot_is_reused, a_misrouted_open_is_reported, leaving_closes_every_session_once,
             a_smaller_piece_size_applies_to_an_open_in_progress, servers_may_issue_the_same_session,
             many_sessions_one_after_another_are_found;

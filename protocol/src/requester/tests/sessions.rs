@@ -1,6 +1,6 @@
 use core::time::Duration;
 
-use bluebridge_wire::{Command, Flags, Header, Status};
+use bluebridge_wire::{Command, Flags, Header, Status, address::PAGE_BYTES};
 
 use super::super::{Counters, Event, Failure, Operation, Output, Server, StartError};
 use super::bench::{
@@ -183,19 +183,70 @@ pub(super) fn a_restarted_server_leaves_writes_unknown() -> Counters {
     restart(&mut bench, &sent[0], 1);
     assert_eq!(bench.failure(), unknown);
 
+    // They begin with a later one: the home is asked whether the line moved before. It does not execute what it is
+    // asked, nor what was never sent before.
     let mut bench = Bench::open();
     bench.write(0, 100, 1);
     let sent = bench.sent();
     bench.write(0, 100, 2);
     let again = restart(&mut bench, &sent[0], 3);
+    assert_eq!(again.len(), 2);
     let refused = Failure::Refused { status: Status::StaleGeneration, node: HOME };
-    assert_eq!(bench.failure(), refused, "its contents are lost in any case");
-    assert_eq!(again[0].command, Command::Write, "the unsent one is sent");
-    bench.reply(
-        &Reply::to(&again[0], Status::StaleGeneration).with(|header| header.incarnation = 22),
-    );
-    assert_eq!(bench.failure(), refused);
+    let of_next = |reply: Reply| reply.with(|header| header.incarnation = 22);
+    for request in &again {
+        assert_eq!(request.command, Command::Write);
+        bench.reply(&of_next(Reply::to(request, Status::StaleGeneration)));
+        assert_eq!(bench.failure(), refused, "it is lost in any case");
+    }
     assert_eq!(bench.count(Event::ResumeUnsafe), 1);
+    bench.end()
+}
+
+pub(super) fn a_home_that_lost_its_memory_is_asked_for_a_line() -> Counters {
+    let of_next = |reply: Reply| reply.with(|header| header.incarnation = 22);
+    let moved = |request: &Sent| {
+        of_next(Reply::to(request, Status::Moved)).with(|header| header.node = OTHER.0)
+    };
+    let unknown = Failure::OutcomeUnknown { node: HOME, responding: true };
+    let operations = [
+        Operation::Write { pointer: pointer(0), length: 100 },
+        Operation::Write { pointer: pointer(0), length: 8192 },
+        Operation::Zero { pointer: pointer(0), length: 100 },
+        Operation::FetchAdd { pointer: pointer(0), addend: 1 },
+        Operation::CompareSwap { pointer: pointer(0), expected: 1, new: 2 },
+    ];
+    for operation in operations {
+        let mut bench = Bench::open();
+        for token in [1, 2] {
+            bench.memory.0.insert(token, pattern(2 * PAGE_BYTES));
+        }
+        bench.start(operation, 1);
+        let sent = bench.sent();
+        let again = restart(&mut bench, &sent[0], 3);
+        assert_eq!(again.len(), sent.len());
+        assert!(again.iter().all(|request| request.home), "it bypasses redirects");
+        // The home does not know yet.
+        bench.reply(&of_next(Reply::to(&again[0], Status::Busy)));
+        let again = bench.pass_to_sent();
+        bench.reply(&moved(&again[0]));
+        assert_eq!(bench.failure(), unknown, "{operation:?}");
+        bench.sent_nothing();
+        // What the earlier process cannot have executed follows the line.
+        bench.start(operation, 2);
+        let sent = bench.sent();
+        bench.reply(&moved(&sent[0]));
+        let open = bench.sent_one();
+        assert_eq!(open.command, Command::Open, "{operation:?}");
+    }
+    // A READ has no effect, and follows, too.
+    let mut bench = Bench::open();
+    bench.read(0, 10, 1);
+    let sent = bench.sent();
+    let again = restart(&mut bench, &sent[0], 3);
+    bench.reply(&moved(&again[0]));
+    assert_eq!(bench.sent_one().command, Command::Open);
+    assert_eq!(bench.count(Event::MovedFollow), 1);
+    bench.pass_to_end();
     bench.end()
 }
 

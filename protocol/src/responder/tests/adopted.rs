@@ -384,3 +384,94 @@ pub(super) fn places_of_lines_that_moved_on_are_cleared_by_the_next_process() {
     assert!(!world.responder.is_own_page(0));
     assert!(world.responder.is_own_page(ADOPTED_PAGES_FROM));
 }
+
+#[test]
+pub(super) fn lines_of_lost_contents_are_found_where_they_are_and_all_else_is_stale() {
+    let mut world = World::new();
+    world.responder.begin(world.now, &mut world.store);
+    let at = world.create(24);
+    let lost = |number: u16, page: u64| {
+        let offset = (at.location.page() + page) * PAGE_BYTES as u64;
+        Pointer { location: Location::new(generation(number), offset).unwrap(), ..at }
+    };
+    let row = |line: u64, lines: u64| {
+        let page = at.location.page() + line * LINE;
+        page..page + lines * LINE
+    };
+    let places = |world: &mut World, number: u16| {
+        [0, 8, 16].map(|page| {
+            let (status, node, block) = world.look(lost(number, page));
+            if status == Status::Moved { (status, node, block) } else { (status, 0, 0) }
+        })
+    };
+    let [stale, busy] = [Status::StaleGeneration, Status::Busy].map(|status| (status, 0, 0));
+    let moved = |node: NodeId, lines: u32| (Status::Moved, node.0, lines * LINE_PAGES as u32);
+    assert_eq!(places(&mut world, 1), [stale; 3], "nobody has any");
+    // The lost contents had two generations.
+    world.responder.learn_earlier(generation(0), &[(row(0, 2), None)]);
+    for number in [0, 1] {
+        assert_eq!(places(&mut world, number), [busy, busy, stale], "it is not known yet");
+        assert_eq!(world.write(lost(number, 0), b"lost"), Status::Busy);
+        assert_eq!(world.write(lost(number, 16), b"lost"), Status::StaleGeneration);
+    }
+    assert_eq!(places(&mut world, 2).map(|it| it.0), [Status::Ok; 3], "the present contents");
+    // All have reported.
+    let rows = [(row(1, 1), Some(TAKER)), (row(0, 1), Some(TAKER))];
+    world.responder.learn_earlier(generation(0), &rows);
+    for number in [0, 1] {
+        assert_eq!(places(&mut world, number), [moved(TAKER, 2), moved(TAKER, 2), stale]);
+        assert_eq!(world.write(lost(number, 0), b"lost"), Status::Moved);
+    }
+    // There were other contents in between.
+    world.responder.learn_earlier(generation(1), &[(row(2, 1), Some(OTHER))]);
+    assert_eq!(places(&mut world, 0), [moved(TAKER, 2), moved(TAKER, 2), stale]);
+    assert_eq!(places(&mut world, 1), [stale, stale, moved(OTHER, 1)]);
+    world.responder.learn_earlier(generation(0), &[]);
+    assert_eq!(places(&mut world, 0), [stale; 3], "they were lost as well");
+    // A line of the present contents moves, and pointers to earlier ones do not follow it.
+    world.allow(&allowance(row(0, 1))).unwrap();
+    let mut taker = Taker::open(&mut world);
+    taker.move_line(&mut world, at);
+    let known = [stale, stale, moved(OTHER, 1)];
+    assert_eq!((world.look(at), places(&mut world, 1)), (moved(TAKER, 1), known));
+    world.withdraw(MIGRATION).unwrap();
+    world.close(MIGRATION).unwrap();
+    assert_eq!((world.look(at), places(&mut world, 1)), (moved(TAKER, 1), known));
+    world.restart();
+    assert_eq!(places(&mut world, 1), [stale; 3], "the controller tells each process");
+    assert_eq!(world.look(at).0, Status::Busy);
+}
+
+#[test]
+pub(super) fn lines_that_are_scattered_here_move_on_together() {
+    let mut world = World::new();
+    let line = |first_page| HomeLine { node: HOME, ..home_line(first_page) };
+    let first = world.adopt_line(line(512), 3, 5);
+    world.adopt_line(line(4096), 3, 6);
+    let last = world.adopt_line(line(520), 3, 7);
+    let place = |world: &World, pages: Range<u64>| {
+        world.responder.place_of(HOME, store::GENERATION, &pages, &world.store)
+    };
+    assert_eq!(place(&world, 512..520), Some(first..first + LINE));
+    let all = first..last + LINE;
+    assert_eq!((all.end - all.start, place(&world, 512..528)), (3 * LINE, Some(all.clone())));
+    for missing in [504..520, 512..536, 504..536, 528..536] {
+        assert_eq!(place(&world, missing.clone()), None, "{missing:?}");
+    }
+    world.allow(&allowance(all)).unwrap();
+    let mut taker = Taker::open(&mut world);
+    for page in [512, 520] {
+        taker.move_line(&mut world, foreign(page));
+    }
+    let moved = (Status::Moved, TAKER.0, LINE_PAGES as u32);
+    let looks = |world: &mut World| [512, 520, 4096].map(|page| world.look(foreign(page)));
+    let [of_first, of_last, other] = looks(&mut world);
+    assert_eq!((of_first, of_last, other.0), (moved, moved, Status::Ok));
+    world.restart();
+    let [of_first, of_last, other] = looks(&mut world);
+    assert_eq!((of_first, of_last, other.0), (moved, moved, Status::Ok));
+    world.withdraw(MIGRATION).unwrap();
+    world.close(MIGRATION).unwrap();
+    let statuses = looks(&mut world).map(|(status, ..)| status);
+    assert_eq!(statuses, [Status::WrongNode, Status::WrongNode, Status::Ok]);
+}

@@ -289,8 +289,9 @@ fn queued(header: &mut Header) {
 #[test]
 pub(super) fn no_page_of_an_allowed_range_is_allocated() {
     let mut world = World::new();
-    world.allow(&allowance(LINE..2 * LINE)).unwrap();
     assert_eq!(world.create(8).location.page(), 0);
+    assert_eq!(world.create(1).location.page(), LINE);
+    world.allow(&allowance(LINE..2 * LINE)).unwrap();
     let behind = world.create(1);
     assert_eq!(behind.location.page(), 2 * LINE);
     // What is freed in it stays free.
@@ -355,6 +356,7 @@ pub(super) fn a_full_table_refuses_and_changes_nothing() {
     let mut config = config();
     (config.limits.migration_count, config.limits.range_count) = (2, 1);
     let mut world = World::with(&config, 64, 4096);
+    world.create(4 * LINE_PAGES as u32);
     for (migration, pages) in [(1, 0..2 * LINE), (2, 2 * LINE..4 * LINE)] {
         world.allow(&Allowance { migration, ..allowance(pages) }).unwrap();
     }
@@ -586,7 +588,9 @@ pub(super) fn an_allocation_of_which_lines_moved_is_not_freed_in_part() {
             world.withdraw(MIGRATION).unwrap();
             world.close(MIGRATION).unwrap();
         }
-        assert_eq!(world.delete(first, 0), Status::NoAuthority);
+        // At once, wherever its parts are: who waits does not get further.
+        assert_eq!(world.delete(first, 0), Status::Forbidden);
+        assert_eq!(world.delete(second, 0), Status::Forbidden);
         let grant = crate::store::Grant { location: first.location, tag: first.tag };
         let purged = world.responder.purge(world.now, SPACE, grant, &mut world.store);
         assert_eq!(purged, Ok(Err(Status::Moved)));
@@ -644,4 +648,27 @@ pub(super) fn queued_replies_of_a_line_are_sent_before_it_is_kept() {
     let replies = world.drain();
     assert!(replies.iter().all(|reply| reply.status == Status::Ok && reply.data.len() == 16));
     assert_eq!(replies.len(), 8);
+}
+
+#[test]
+pub(super) fn a_line_that_is_free_as_a_whole_is_not_leased() {
+    let mut world = World::new();
+    let at = world.create(4);
+    world.allow(&allowance(0..3 * LINE)).unwrap();
+    let mut taker = Taker::open(&mut world);
+    let free = page_of(at, 8);
+    let request = taker.request(Command::Take, free);
+    for _ in 0..2 {
+        let reply = world.one(&request);
+        let lease = (reply.header.lease_epoch, reply.header.node, reply.header.lease_remaining_ms);
+        assert_eq!((reply.status, lease), (Status::Ok, (0, 0, 0)));
+        assert!(parse_line(&reply.data).unwrap().iter().all(|page| page.part == Part::Free));
+    }
+    let counts = (world.event(Event::FreeLineStays), world.event(Event::LineTaken));
+    assert_eq!((world.responder.leased_pages(), counts), (0, (1, 0)));
+    assert_eq!(taker.keep(&mut world, free, 0).status, Status::LeaseLost, "it was not taken");
+    assert!(taker.take(&mut world, at) > 0, "one with a page is");
+    assert!(world.create(8).location.page() >= 3 * LINE, "it stays out of use meanwhile");
+    world.withdraw(MIGRATION).unwrap();
+    assert_eq!(world.create(8).location.page(), 4, "its pages are the giver's to give");
 }
