@@ -193,7 +193,7 @@ fn what_had_moved_is_found_when_its_home_lost_its_memory() {
         write(&mut before, page, 1).expect("it is at home");
     }
     let first = region.base().location.page();
-    assert_eq!(first % LINE_PAGES as u64, 0, "it begins with a line");
+    assert!(first.is_multiple_of(LINE_PAGES as u64), "it begins with a line");
     let moved = FEW / 2;
     await_moved(&rack, migrate(&rack, home, other, &(first..first + moved as u64)));
     rack.stop("memserver-s1");
