@@ -6,10 +6,11 @@
 //! * `join`: which endpoint gets which node; `attached`: the endpoints that the switch has entries for.
 //! * `topology`: the switches and their links.
 //! * `desired`: the tables that follow; `moved`: those for pages that moved; `tables`: tables as values; `weight`: anycast weights.
-//! * `record`: what is stored; `event`: what is logged; `operator`: operators' requests.
+//! * `record`: what is stored; `event`: what is logged; `operator`: operators' requests; `drain`: servers that are drained.
 
 mod attached;
 mod desired;
+mod drain;
 mod event;
 mod join;
 mod moved;
@@ -29,6 +30,7 @@ use bluebridge_wire::{ArenaGeneration, NodeId, Space, piece_bytes};
 use crate::migration::Migrations;
 use crate::redirect::{REDIRECT_BUDGET, RedirectPolicy};
 pub use attached::{Attached, Endpoints};
+pub use drain::DrainStep;
 pub use event::{MemberChange, MemberEvent};
 pub(crate) use join::check_names;
 pub use join::{Assigned, Attachment, Join, JoinError, Previous};

@@ -7,8 +7,10 @@
 //! * `record`: what is stored; `pages`: maps of pages.
 //! * `request`: what an operator may ask for, and cancel.
 //! * `order`: the orders that are due; `report`: what servers report.
+//! * `drain`: servers that are drained.
 //! * `loss`: servers that lost their memory, and where the pages of their homes are then.
 
+mod drain;
 mod loss;
 mod order;
 mod pages;
@@ -24,6 +26,8 @@ use bluebridge_northbound::migration::ServedRow;
 use bluebridge_wire::{Fence, NodeId};
 
 use crate::core::{Change, NodeRecord, Role};
+use drain::Drain;
+pub use drain::{DrainRecord, ShownDrain};
 use loss::Claims;
 pub use order::Sent;
 pub use pages::PageMap;
@@ -49,6 +53,8 @@ pub struct StoredMigrations {
     pub elsewhere: Vec<ElsewhereRecord>,
     /// Losses that are not known to all.
     pub losses: Vec<LossRecord>,
+    /// Servers that are drained.
+    pub drains: Vec<DrainRecord>,
 }
 
 /// A memory server, as far as migrations are concerned.
@@ -161,6 +167,7 @@ pub struct Migrations {
     all: BTreeMap<u64, Migration>,
     elsewhere: BTreeMap<ContentsRecord, Elsewhere>,
     losses: BTreeMap<NodeId, LossRecord>,
+    drains: BTreeMap<NodeId, Drain>,
     changes: Vec<Change>,
     /// Whether where pages are may have changed.
     is_moved: bool,
@@ -184,6 +191,11 @@ impl Migrations {
             all: stored.records.into_iter().map(with_id).collect(),
             elsewhere: stored.elsewhere.into_iter().map(of_home).collect(),
             losses: stored.losses.into_iter().map(|loss| (NodeId(loss.node), loss)).collect(),
+            drains: stored
+                .drains
+                .into_iter()
+                .map(|drain| (NodeId(drain.node), Drain::new(drain)))
+                .collect(),
             ..Self::default()
         };
         this.advance();

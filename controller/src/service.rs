@@ -1,5 +1,6 @@
 //! The northbound API as a server.
 
+mod drains;
 mod migrations;
 mod operations;
 mod response;

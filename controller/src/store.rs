@@ -31,6 +31,9 @@ const ELSEWHERE: TableDefinition<'_, u32, &[u8]> = TableDefinition::new("elsewhe
 /// Node -> [`crate::migration::LossRecord`] as JSON.
 const LOSSES: TableDefinition<'_, u16, &[u8]> = TableDefinition::new("losses");
 
+/// Node -> [`crate::migration::DrainRecord`] as JSON. An older controller leaves it alone, and drains nothing.
+const DRAINS: TableDefinition<'_, u16, &[u8]> = TableDefinition::new("drains");
+
 /// Single numbers by name.
 const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
 
@@ -265,6 +268,7 @@ impl Store {
             write.open_table(MIGRATIONS).map_err(io)?;
             write.open_table(ELSEWHERE).map_err(io)?;
             write.open_table(LOSSES).map_err(io)?;
+            write.open_table(DRAINS).map_err(io)?;
             let mut numbers = write.open_table(NUMBERS).map_err(io)?;
             let read = |numbers: &redb::Table<'_, &str, u64>, name| {
                 Ok::<_, StoreError>(numbers.get(name).map_err(io)?.map(|value| value.value()))
@@ -390,6 +394,7 @@ impl Store {
             records: records(&read, MIGRATIONS, "a migration")?,
             elsewhere: records(&read, ELSEWHERE, "where pages of a server are")?,
             losses: records(&read, LOSSES, "a loss of memory")?,
+            drains: records(&read, DRAINS, "a drained server")?,
         };
         Ok(stored)
     }
@@ -409,8 +414,15 @@ impl Store {
             let mut migrations = write.open_table(MIGRATIONS).map_err(io)?;
             let mut elsewhere = write.open_table(ELSEWHERE).map_err(io)?;
             let mut losses = write.open_table(LOSSES).map_err(io)?;
+            let mut drains = write.open_table(DRAINS).map_err(io)?;
             for change in changes {
                 match change {
+                    Change::Drain(record) => {
+                        drains.insert(record.node, json(record)?.as_slice()).map_err(io)?;
+                    }
+                    Change::DrainGone(node) => {
+                        drains.remove(node).map_err(io)?;
+                    }
                     Change::Elsewhere(record) => {
                         let key = contents_key(record.home);
                         elsewhere.insert(key, json(record)?.as_slice()).map_err(io)?;

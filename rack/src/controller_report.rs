@@ -132,6 +132,8 @@ pub struct NodeReport {
     pub role: &'static str,
     /// `live`, `silent` or `gone`.
     pub state: &'static str,
+    /// `draining` or `drained`, if an operator drains this memory node.
+    pub drain: Option<&'static str>,
     /// Its space.
     pub space: u16,
     /// The name of the switch to which it is connected; empty if the only switch has none.
@@ -385,6 +387,15 @@ impl ControllerReport {
 }
 
 impl NodeReport {
+    /// Its state, and whether it is drained, for people.
+    pub fn state_words(&self) -> String {
+        let drain = self.drain.map_or_else(String::new, |drain| format!(", {drain}"));
+        match self.state {
+            "silent" => format!("silent {} s{drain}", self.silent_ms / 1000),
+            state => format!("{state}{drain}"),
+        }
+    }
+
     /// Its port, with the name of the switch if that has one.
     pub fn port(&self) -> String {
         match self.switch.as_str() {
@@ -413,6 +424,7 @@ impl NodeReport {
                 NodeState::Gone => "gone",
                 NodeState::Unspecified => "unknown",
             },
+            drain: node.is_draining.then_some(if node.is_drained { "drained" } else { "draining" }),
             space: space.0,
             switch: node.switch.clone(),
             switch_port: node.switch_port,

@@ -93,6 +93,8 @@ enum Command {
     Host(host::HostCommand),
     /// Run a memory server in the foreground
     Memserver(memserver::MemoryServer),
+    Drain(operator::drain::Drain),
+    Undrain(operator::drain::Undrain),
     List(operator::list::List),
     Migrate(operator::migrate::Migrate),
     Migrations(operator::migrations::Migrations),
@@ -163,6 +165,8 @@ pub fn run() -> ExitCode {
         Command::Host(command) => host::run(command, line.global),
         Command::List(command) => operator::list::run(command, line.global),
         Command::Memserver(command) => memserver::run(command),
+        Command::Drain(command) => operator::drain::run(command, line.global),
+        Command::Undrain(command) => operator::drain::undo(command, line.global),
         Command::Migrate(command) => operator::migrate::run(command, line.global),
         Command::Migrations(command) => operator::migrations::run(command, line.global),
         Command::Notices(command) => memory::notices::run(command, line.global),

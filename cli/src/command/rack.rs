@@ -382,7 +382,7 @@ fn report_controller(controller: &ControllerReport) -> anyhow::Result<()> {
             node.id.to_string(),
             node.prefix.clone(),
             node.role.to_owned(),
-            node.state.to_owned(),
+            node.state_words(),
             node.space.to_string(),
             format!("p{}", node.switch_port),
             node.incarnation.to_string(),

@@ -162,6 +162,7 @@ impl Core {
         let candidates = || {
             let of_space =
                 self.nodes.values().filter(|node| node.record.space() == space && node.live);
+            let of_space = of_space.filter(|node| !self.migrations.is_draining(node.record.id()));
             of_space.filter_map(|node| {
                 let level = node.record.level?;
                 self.route(switch, node)?;

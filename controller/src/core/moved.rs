@@ -60,8 +60,18 @@ impl Core {
     /// # Errors
     /// [`MigrateError`]; nothing changed.
     pub fn migrate(&mut self, wanted: &Wanted) -> Result<Vec<u64>, MigrateError> {
-        let planned = self.migrations.plan(wanted)?;
+        self.migrate_because(wanted, "")
+    }
+
+    /// As [`Self::migrate`], with a reason for people.
+    pub(super) fn migrate_because(
+        &mut self,
+        wanted: &Wanted,
+        reason: &str,
+    ) -> Result<Vec<u64>, MigrateError> {
+        let mut planned = self.migrations.plan(wanted)?;
         self.check_room_for(&planned)?;
+        planned.iter_mut().for_each(|record| reason.clone_into(&mut record.reason));
         Ok(self.migrations.record(planned))
     }
 

@@ -6,7 +6,9 @@ use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
 use bluebridge_wire::{NodeId, Space};
 use serde::{Deserialize, Serialize};
 
-use crate::migration::{ElsewhereRecord, LossRecord, MigrationRecord, StoredMigrations};
+use crate::migration::{
+    DrainRecord, ElsewhereRecord, LossRecord, MigrationRecord, StoredMigrations,
+};
 
 /// The role of an endpoint.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -128,6 +130,10 @@ pub struct SpaceRecord {
 /// A change that must be stored before its effect is visible.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Change {
+    /// An operator drains a server.
+    Drain(DrainRecord),
+    /// A server is not drained any more.
+    DrainGone(u16),
     /// Pages of a home are at other servers than before.
     Elsewhere(ElsewhereRecord),
     /// A node lost its memory, or more servers know it.

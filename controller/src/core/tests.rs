@@ -4,6 +4,7 @@ use bluebridge_p4::pipeline::{Action, Forward, MacAddr, WeightedForward};
 
 use super::*;
 
+mod drain;
 mod identity;
 mod members;
 mod model;

@@ -188,6 +188,9 @@ pub struct MigrationRecord {
     pub kept: PageMap<GenerationRange>,
     /// Why it ends early.
     pub end: Option<End>,
+    /// Why the controller chose it, for people; empty if an operator asked for it.
+    #[serde(default)]
+    pub reason: String,
 }
 
 impl MigrationRecord {

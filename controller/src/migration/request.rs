@@ -219,6 +219,7 @@ impl Migrations {
                 stage: Stage::Recorded,
                 kept: PageMap::default(),
                 end: None,
+                reason: String::new(),
             })
         });
         records.collect()
@@ -230,6 +231,8 @@ impl Migrations {
         let mut ids = Vec::new();
         for record in planned {
             ids.push(record.id);
+            // It will serve something again.
+            self.note_drained(record.taker.id(), false);
             self.changes.push(Change::Migration(record.clone()));
             self.all.insert(record.id, Migration::new(record));
         }
@@ -324,6 +327,17 @@ impl Migrations {
         let Some(Range { start, end }) = wanted.pages.clone() else {
             return Ok(all_shards.collect());
         };
+        // A shard has addresses for twice its memory: what is allocated after other lines moved away may be there.
+        let of_memory = server.capacity_pages / u64::from(server.shard_count.max(1));
+        let of_memory = of_memory.min(SHARD);
+        let addresses = match is_here {
+            true => of_memory.next_multiple_of(LINE) + of_memory / LINE * LINE,
+            false => SHARD,
+        };
+        let all_shards = (0..shards).map(|shard| {
+            let first = shard * SHARD;
+            first..first + addresses.min(SHARD)
+        });
         let error = || MigrateError::OutOfRange {
             server: server.name.clone(),
             first: start,

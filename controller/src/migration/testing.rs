@@ -7,7 +7,7 @@ use bluebridge_northbound::migration::{Elsewhere, Order, Report, ServedRow};
 use bluebridge_wire::NodeId;
 
 use super::{
-    ContentsRecord, ElsewhereRecord, LossRecord, MigrationRecord, Migrations, Stage,
+    ContentsRecord, DrainRecord, ElsewhereRecord, LossRecord, MigrationRecord, Migrations, Stage,
     StoredMigrations,
 };
 use crate::core::Change;
@@ -18,11 +18,14 @@ pub(crate) struct Disk {
     records: BTreeMap<u64, MigrationRecord>,
     elsewhere: BTreeMap<ContentsRecord, ElsewhereRecord>,
     losses: BTreeMap<u16, LossRecord>,
+    drains: BTreeMap<u16, DrainRecord>,
 }
 
 impl Disk {
     pub(crate) fn write(&mut self, change: &Change) {
         match change.clone() {
+            Change::Drain(record) => drop(self.drains.insert(record.node, record)),
+            Change::DrainGone(node) => drop(self.drains.remove(&node)),
             Change::Elsewhere(record) => drop(self.elsewhere.insert(record.home, record)),
             Change::Loss(record) => drop(self.losses.insert(record.node, record)),
             Change::LossGone(node) => drop(self.losses.remove(&node)),
@@ -37,6 +40,7 @@ impl Disk {
             records: self.records.values().cloned().collect(),
             elsewhere: self.elsewhere.values().cloned().collect(),
             losses: self.losses.values().cloned().collect(),
+            drains: self.drains.values().copied().collect(),
         }
     }
 }

@@ -189,7 +189,7 @@ fn what_cannot_move_is_refused_and_changes_nothing() {
     assert_eq!(refused(&wanted(0..1, 4)), E::NotConnected("s4".to_owned()));
     assert_eq!(refused(&wanted(0..1, 7)), E::NoServer(7));
     assert!(matches!(refused(&wanted(0..1, 5)), E::OtherSpace { theirs: 2, requested: 1, .. }));
-    assert!(matches!(refused(&wanted(4..5, 2)), E::OutOfRange { .. }));
+    assert!(matches!(refused(&wanted(8..9, 2)), E::OutOfRange { .. }));
     assert!(matches!(refused(&wanted(2..2, 2)), E::OutOfRange { .. }));
     assert!(matches!(refused(&wanted(0..u64::MAX / LINE, 2)), E::OutOfRange { .. }));
     let earlier = Wanted { generation: ArenaGeneration::new(3), ..wanted(0..1, 2) };

@@ -108,6 +108,7 @@ fn message(core: &Core, of: &Shown<'_>) -> proto::Migration {
         pages_per_second: of.progress.pages_per_second.filter(|_| is_moving),
         waits: of.waits.clone().unwrap_or_default(),
         why: record.why(name).unwrap_or_default(),
+        reason: record.reason.clone(),
     }
 }
 

@@ -17,21 +17,22 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{
-    RefusalLog, certified_names, member_refused, migrations, parse_member, parse_node, store_failed,
+    RefusalLog, certified_names, drains, member_refused, migrations, parse_member, parse_node,
+    store_failed,
 };
 use crate::core::{Core, Incarnations, Named, OperatorError, Role};
 use crate::shared::SharedState;
 
 /// Time limit of a memory server's identification, and of a response.
 const GREETING: Duration = Duration::from_secs(3);
-const REPLY_WAIT: Duration = Duration::from_secs(4);
+pub(super) const REPLY_WAIT: Duration = Duration::from_secs(4);
 
 /// Queries in flight to one memory server, and to all.
 const QUERIES_PER_SERVER: usize = 8;
 const QUERIES_MAX: usize = 32;
 
 /// The most allocations in a response.
-const ALLOCATIONS_MAX: u32 = 1024;
+pub(super) const ALLOCATIONS_MAX: u32 = 1024;
 
 /// The operators' API.
 #[derive(Debug)]
@@ -52,7 +53,7 @@ struct Links(Mutex<BTreeMap<NodeId, Arc<Link>>>);
 
 /// One open call.
 #[derive(Debug)]
-struct Link {
+pub(super) struct Link {
     incarnation: u32,
     queries: mpsc::Sender<Result<proto::AttendResponse, Status>>,
     waiting: Mutex<Waiting>,
@@ -87,7 +88,7 @@ impl Link {
     }
 
     /// Sends a query; the reply arrives through the returned receiver. `None` if the server is busy or gone.
-    fn query(&self, query: QueryBody) -> Option<(u64, oneshot::Receiver<ReplyBody>)> {
+    pub(super) fn query(&self, query: QueryBody) -> Option<(u64, oneshot::Receiver<ReplyBody>)> {
         let (sender, reply) = oneshot::channel();
         let mut waiting = self.waiting();
         if waiting.is_over {
@@ -119,7 +120,7 @@ impl Link {
     }
 
     /// Stops waiting for a reply; returns whether the server may still free memory.
-    fn give_up(&self, id: u64) -> bool {
+    pub(super) fn give_up(&self, id: u64) -> bool {
         self.waiting().waiters.remove(&id).is_some_and(|waiter| waiter.is_confirmed)
     }
 
@@ -253,12 +254,14 @@ impl Operations for Operators {
             .await;
         connected.map_err(|error| store_failed(&error))?;
         tokio::spawn(async move {
-            // A task of its own: it may wait for the core while this one does.
-            let giving = {
-                let (shared, link) = (Arc::clone(&shared), Arc::clone(&link));
-                async move { migrations::give_orders(&shared, who.node, &link.queries).await }
-            };
-            let mut giving = JoinSet::from_iter([giving]);
+            // Tasks of their own: they may wait for the core while this one does.
+            let mut giving = JoinSet::new();
+            let (its_shared, its_link) = (Arc::clone(&shared), Arc::clone(&link));
+            giving.spawn(async move {
+                migrations::give_orders(&its_shared, who.node, &its_link.queries).await;
+            });
+            let (its_shared, its_link) = (Arc::clone(&shared), Arc::clone(&link));
+            giving.spawn(async move { drains::tend(&its_shared, &its_link, who.node).await });
             loop {
                 let next = tokio::select! {
                     next = messages.message() => next,
@@ -381,6 +384,37 @@ impl Operations for Operators {
         let _place = self.admit(&request)?;
         let migrations = self.shared.look(migrations::list).await;
         Ok(Response::new(proto::MigrationsResponse { migrations }))
+    }
+
+    async fn drain(
+        &self,
+        request: Request<proto::DrainRequest>,
+    ) -> Result<Response<proto::DrainResponse>, Status> {
+        let _place = self.admit(&request)?;
+        let proto::DrainRequest { server, space, undo } = request.into_inner();
+        let node = parse_node(server).map_err(Status::invalid_argument)?;
+        let space = parse_space(space)?;
+        let changed = self.shared.change(move |core, _| {
+            core.memory_server(node, space)?;
+            let done = if undo { core.undrain(node) } else { core.drain(node).unwrap_or(false) };
+            Ok::<_, OperatorError>(done)
+        });
+        let is_new = changed
+            .await
+            .map_err(|error| store_failed(&error))?
+            .map_err(|error| query_refused(&error))?;
+        let verb = if undo { "stops draining" } else { "drains" };
+        tracing::info!(server, is_new, "an operator {verb} a memory server");
+        Ok(Response::new(proto::DrainResponse { is_new }))
+    }
+
+    async fn drains(
+        &self,
+        request: Request<proto::DrainsRequest>,
+    ) -> Result<Response<proto::DrainsResponse>, Status> {
+        let _place = self.admit(&request)?;
+        let drains = self.shared.look(drains::list).await;
+        Ok(Response::new(proto::DrainsResponse { drains }))
     }
 }
 

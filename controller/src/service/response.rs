@@ -87,14 +87,14 @@ const fn state(node: &Node) -> proto::NodeState {
 }
 
 pub(super) fn nodes(core: &Core) -> Vec<proto::Node> {
-    core.nodes().map(|node| describe(node, core.anycast_weight(node))).collect()
+    core.nodes().map(|node| describe(core, node)).collect()
 }
 
 pub(super) fn node(core: &Core, id: NodeId) -> Option<proto::Node> {
-    core.node(id).map(|node| describe(node, core.anycast_weight(node)))
+    core.node(id).map(|node| describe(core, node))
 }
 
-fn describe(node: &Node, anycast_weight: u16) -> proto::Node {
+fn describe(core: &Core, node: &Node) -> proto::Node {
     let record = &node.record;
     let role = match record.role {
         Role::Client => proto::Role::Client,
@@ -106,7 +106,10 @@ fn describe(node: &Node, anycast_weight: u16) -> proto::Node {
         Carrier::Xdp => proto::Carrier::Xdp,
     };
     let silent = Instant::now().saturating_duration_since(node.last_seen);
+    let drain = core.migrations().drain_of(record.id());
     proto::Node {
+        is_draining: drain.is_some(),
+        is_drained: drain.is_some_and(|drain| drain.is_done),
         node: record.node.into(),
         name: record.name.clone(),
         role: role.into(),
@@ -123,7 +126,7 @@ fn describe(node: &Node, anycast_weight: u16) -> proto::Node {
         shard_count: record.shard_count.into(),
         capacity_pages: record.capacity_pages,
         free_pages: node.free_pages.unwrap_or(0),
-        anycast_weight: anycast_weight.into(),
+        anycast_weight: core.anycast_weight(node).into(),
         notices: record.notices,
         last_arena_generation: (*record.generations().end()).into(),
         silent_ms: u64::try_from(silent.as_millis()).unwrap_or(u64::MAX),

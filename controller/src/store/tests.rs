@@ -64,8 +64,8 @@ fn what_was_committed_is_there_after_a_restart() {
 #[test]
 fn migrations_are_there_after_a_restart() {
     use crate::migration::{
-        ElsewhereRecord, End, GenerationRange, LossRecord, MigrationRecord, PageMap, Placed,
-        RefusalRecord, Stage,
+        DrainRecord, ElsewhereRecord, End, GenerationRange, LossRecord, MigrationRecord, PageMap,
+        Placed, RefusalRecord, Stage,
     };
     let folder = Scratch::new("migrations");
     let at = |node| ContentsRecord { node, generation: 4 };
@@ -82,6 +82,7 @@ fn migrations_are_there_after_a_restart() {
         stage: Stage::Ending,
         kept: PageMap::from_iter([(8..16, generations)]),
         end: Some(End::Refused { node: 2, why: RefusalRecord::Other("x".to_owned()) }),
+        reason: "s1 is drained".to_owned(),
     };
     let placed = Placed { at: at(2), generations };
     let elsewhere = ElsewhereRecord {
@@ -94,6 +95,7 @@ fn migrations_are_there_after_a_restart() {
     };
     let loss = LossRecord { node: 3, began: 6, unaware: [1, 2].into() };
     let gone = LossRecord { node: 4, ..loss.clone() };
+    let drain = DrainRecord { node: 1, after: 5 };
     let store = Store::open(&folder.file(FILE)).unwrap();
     let closed = MigrationRecord { id: 6, stage: Stage::Closed, ..record.clone() };
     let changes = [
@@ -102,13 +104,15 @@ fn migrations_are_there_after_a_restart() {
         Change::Elsewhere(elsewhere.clone()),
         Change::Loss(loss.clone()),
         Change::Loss(gone),
+        Change::Drain(drain),
+        Change::Drain(DrainRecord { node: 2, ..drain }),
     ];
     store.commit(&changes).unwrap();
-    store.commit(&[Change::MigrationGone(6), Change::LossGone(4)]).unwrap();
+    store.commit(&[Change::MigrationGone(6), Change::LossGone(4), Change::DrainGone(2)]).unwrap();
     drop(store);
     let store = Store::open(&folder.file(FILE)).unwrap();
     let (records, elsewhere, losses) = (vec![record], vec![elsewhere], vec![loss]);
-    let expected = StoredMigrations { records, elsewhere, losses };
+    let expected = StoredMigrations { records, elsewhere, losses, drains: vec![drain] };
     assert_eq!(store.load().unwrap().migrations, expected);
 }
 

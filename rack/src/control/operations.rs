@@ -85,6 +85,32 @@ pub fn cancel_migration(
     })
 }
 
+/// Drains a memory server, or ends that.
+///
+/// # Errors
+/// [`ControlError`]; without a response, it may be done.
+pub fn drain(
+    controller: &Contact,
+    request: proto::DrainRequest,
+    patience: Duration,
+) -> Result<proto::DrainResponse, ControlError> {
+    call_within(patience, Peer::Controller, controller, async |channel| {
+        let mut operations = OperationsClient::new(channel);
+        operations.drain(request).await.map(tonic::Response::into_inner)
+    })
+}
+
+/// Every memory server that is drained.
+///
+/// # Errors
+/// [`ControlError`].
+pub fn drains(controller: &Contact, patience: Duration) -> Result<Vec<proto::Drain>, ControlError> {
+    call_within(patience, Peer::Controller, controller, async |channel| {
+        let mut operations = OperationsClient::new(channel);
+        Ok(operations.drains(proto::DrainsRequest {}).await?.into_inner().drains)
+    })
+}
+
 /// Every open migration and the last closed ones.
 ///
 /// # Errors

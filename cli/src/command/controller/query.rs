@@ -154,15 +154,11 @@ const MEMBER_COLUMNS: [&str; 9] =
 
 fn member_row(node: &NodeReport) -> Vec<String> {
     let pages = |pages: u64| if node.role == "memory" { pages.to_string() } else { String::new() };
-    let state = match node.state {
-        "silent" => format!("silent {} s", node.silent_ms / 1000),
-        state => state.to_owned(),
-    };
     vec![
         node.name.clone(),
         node.id.to_string(),
         node.role.to_owned(),
-        state,
+        node.state_words(),
         node.space.to_string(),
         node.port(),
         node.incarnation.to_string(),

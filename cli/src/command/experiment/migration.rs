@@ -355,7 +355,8 @@ impl<'a> Controller<'a> {
             ours.retain(|one| ids.contains(&one.id));
             let now_kept: u64 = ours.iter().map(|one| one.kept_pages).sum();
             note(now_kept * PAGE_BYTES as u64);
-            if ours.iter().all(|one| one.kept_pages == one.page_count) {
+            let is_all = |one: &proto::Migration| one.kept_pages == one.page_count;
+            if ours.iter().all(is_all) {
                 moved.get_or_insert_with(|| begun.elapsed());
             }
             let is_closed = |one: &&proto::Migration| one.stage() == proto::MigrationStage::Closed;

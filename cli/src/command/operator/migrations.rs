@@ -160,7 +160,7 @@ fn cells(count: u64) -> usize {
 
 fn row(of: &Migration) -> Vec<String> {
     let last = of.first_page.saturating_add(of.page_count).saturating_sub(1);
-    let why = [&of.why, &of.waits];
+    let why = [&of.reason, &of.why, &of.waits];
     let why: Vec<&str> =
         why.iter().map(|words| words.as_str()).filter(|words| !words.is_empty()).collect();
     let rate = of.pages_per_second.map_or_else(String::new, |rate| {
@@ -202,6 +202,7 @@ fn document(of: &Migration) -> Value {
         "seconds_left": seconds_left(of),
         "waits": (!of.waits.is_empty()).then_some(&of.waits),
         "why": (!of.why.is_empty()).then_some(&of.why),
+        "reason": (!of.reason.is_empty()).then_some(&of.reason),
     })
 }
 

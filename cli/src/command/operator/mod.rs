@@ -3,6 +3,7 @@
 //! They query the controller, which queries the servers. They therefore need no endpoint of the fabric, and
 //! do not disturb a program that is one.
 
+pub(super) mod drain;
 pub(super) mod list;
 pub(super) mod migrate;
 pub(super) mod migrations;

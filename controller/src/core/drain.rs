@@ -1,0 +1,137 @@
+//! Decides which pages of a drained server move where.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use bluebridge_wire::address::{LINE_PAGES, PAGE_BYTES};
+use bluebridge_wire::{ArenaGeneration, NodeId};
+
+use super::Core;
+use crate::migration::Wanted;
+
+const LINE: u64 = LINE_PAGES as u64;
+
+/// What a step of draining a server did.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct DrainStep {
+    /// Whether the server still serves any of the pages, or any of other homes.
+    pub serves: bool,
+    /// What begins to move where, and why, for people.
+    pub began: Vec<String>,
+    /// Why it does not go on, if that is new.
+    pub problem: Option<String>,
+}
+
+impl Core {
+    /// Begins to drain a memory server: it gets no new allocations by anycast, and everything that it serves moves away.
+    /// Returns whether that is new; `None` if there is no such server.
+    pub fn drain(&mut self, node: NodeId) -> Option<bool> {
+        let is_new = self.migrations.drain(node)?;
+        self.note(node);
+        Some(is_new)
+    }
+
+    /// Stops draining a server; returns whether it was drained. What has moved stays, and open migrations go on.
+    pub fn undrain(&mut self, node: NodeId) -> bool {
+        let was_drained = self.migrations.undrain(node);
+        self.note(node);
+        was_drained
+    }
+
+    /// Moves some of what a drained server serves, given some of its own pages that are allocated.
+    pub fn drain_step(&mut self, now: Instant, node: NodeId, own: &[Range<u64>]) -> DrainStep {
+        // It may have ended meanwhile.
+        if !self.migrations.is_draining(node) {
+            return DrainStep { serves: true, ..DrainStep::default() };
+        }
+        self.migrations.consider_ends(now, node);
+        let mut began = Vec::new();
+        let mut problem = None;
+        while self.migrations.drain_room(node) > 0 {
+            let (left, _) = self.migrations.left(node, own);
+            let Some(first) = left.first() else { break };
+            let missing: u64 = left.iter().map(|it| it.pages.end - it.pages.start).sum();
+            let Some((taker, free)) = self.best_taker(node) else {
+                problem = Some(self.no_room(node, missing));
+                break;
+            };
+            let length = first.pages.end - first.pages.start;
+            let most = self.migrations.part_pages(node).min(free / LINE * LINE).max(LINE);
+            let pages = first.pages.start..first.pages.start + length.min(most);
+            let Some(record) = self.nodes.get(&node).map(|node| node.record.clone()) else { break };
+            let wanted = Wanted {
+                home: first.home.id(),
+                space: record.space(),
+                generation: ArenaGeneration::new(first.home.generation),
+                pages: Some(pages.clone()),
+                taker,
+            };
+            let name = |core: &Self, id: NodeId| {
+                core.node(id).map_or_else(|| format!("node {id}"), |it| it.record.name.clone())
+            };
+            let (home, taker_name) = (name(self, first.home.id()), name(self, taker));
+            let reason = format!(
+                "{} is drained, and {taker_name} has the most free memory: {free} pages",
+                record.name
+            );
+            match self.migrate_because(&wanted, &reason) {
+                Ok(ids) => {
+                    let (first, last) = (pages.start, pages.end - 1);
+                    began.push(format!(
+                        "migrations {ids:?}: pages {first} to {last} of {home} move to {taker_name}; {reason}"
+                    ));
+                }
+                Err(error) => {
+                    problem = Some(format!("pages of {home} do not move to {taker_name}: {error}"));
+                    break;
+                }
+            }
+        }
+        let (_, serves) = self.migrations.left(node, own);
+        let before = self.migrations.drain_of(node).and_then(|drain| drain.problem);
+        self.migrations.note_drain_problem(node, problem.clone());
+        if serves {
+            self.migrations.note_drained(node, false);
+        }
+        let problem = problem.filter(|words| before.as_ref() != Some(words));
+        DrainStep { serves, began, problem }
+    }
+
+    /// Notes that a drained server was asked for all its pages, and serves none of them.
+    pub fn drained(&mut self, node: NodeId) {
+        let (_, serves) = self.migrations.left(node, &[]);
+        // What is on its way to it arrives later.
+        let is_idle = self.migrations.drain_of(node).is_some_and(|drain| drain.open_count == 0);
+        self.migrations.note_drained(node, is_idle && !serves);
+    }
+
+    /// The server with the most free memory that may take something of another one, and how many pages that are.
+    fn best_taker(&self, giver: NodeId) -> Option<(NodeId, u64)> {
+        let takers = self.migrations.takers_for(giver).into_iter();
+        let free = takers.filter(|id| !self.migrations.is_paused(giver, *id)).filter_map(|id| {
+            let node = self.nodes.get(&id).filter(|node| node.live && node.record.attached)?;
+            let free = node.free_pages?.saturating_sub(self.migrations.promised_to(id));
+            (free >= LINE).then_some((free, id))
+        });
+        free.max_by_key(|(free, id)| (*free, std::cmp::Reverse(*id))).map(|(free, id)| (id, free))
+    }
+
+    /// Why no server takes anything, and what to do.
+    fn no_room(&self, giver: NodeId, missing: u64) -> String {
+        let takers = self.migrations.takers_for(giver);
+        let bytes = missing.saturating_mul(PAGE_BYTES as u64);
+        if takers.is_empty() {
+            return format!(
+                "no other memory server of the space can take {bytes} bytes: start one, or end the draining of another"
+            );
+        }
+        if takers.iter().any(|id| self.migrations.is_paused(giver, *id)) {
+            return format!(
+                "servers refused what is left, {bytes} bytes, and are asked again soon; `bluebridge migrations` shows why"
+            );
+        }
+        format!(
+            "no memory server has room for what is left here, {bytes} bytes: start another one, or free memory"
+        )
+    }
+}

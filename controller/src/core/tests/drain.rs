@@ -1,0 +1,341 @@
+//! Servers that are drained, with servers that do what they are ordered.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use bluebridge_northbound::migration::{
+    Contents, Generations, Order, OrderKind, Refusal, Report, ServedRow, Terms,
+};
+use rand::rngs::SmallRng;
+use rand::{Rng as _, SeedableRng as _};
+
+use super::*;
+use crate::migration::{Stage, Wanted};
+
+const LINE: u64 = 8;
+const CAPACITY: u64 = 1024;
+
+/// Servers whose memory never ends too early, and a controller that may be killed.
+struct Rack {
+    core: Core,
+    disk: Disk,
+    now: Instant,
+    members: Vec<NodeRecord>,
+    /// Servers that refuse to reserve, servers that allow nothing longer than a line, and servers that do nothing.
+    full: BTreeSet<NodeId>,
+    scattered: BTreeSet<NodeId>,
+    away: BTreeSet<NodeId>,
+    /// The allocated pages of each home.
+    own: BTreeMap<NodeId, Vec<Range<u64>>>,
+}
+
+impl Rack {
+    fn new(free: &[u64]) -> Self {
+        let (core, now) = core();
+        let (disk, members, own) = (Disk::default(), Vec::new(), BTreeMap::new());
+        let (full, scattered, away) = <(BTreeSet<_>, BTreeSet<_>, BTreeSet<_>)>::default();
+        let mut this = Self { core, disk, now, members, full, scattered, away, own };
+        for (port, free) in (1..).zip(free) {
+            let name = format!("s{port}");
+            let record = join(&mut this.core, now, &memory(&name, port, CAPACITY));
+            this.core.migrations_mut().connect(record.id(), record.node.into(), true);
+            this.core.heartbeat(now, member(&record), *free).unwrap();
+            this.members.push(record);
+        }
+        this.store();
+        this
+    }
+
+    fn store(&mut self) {
+        let changes = self.core.take_changes();
+        self.disk.write(changes);
+    }
+
+    /// The controller is killed, and starts again.
+    fn restart(&mut self) {
+        let free: Vec<_> = self.core.nodes().map(|node| node.free_pages.unwrap_or(0)).collect();
+        self.core = Core::new(CoreConfig::default(), self.disk.load(), 2, self.now);
+        self.core.learn_ports(SWITCH, ports(16));
+        for (record, free) in self.members.clone().iter().zip(free) {
+            if !self.away.contains(&record.id()) {
+                self.core.migrations_mut().connect(record.id(), record.node.into(), true);
+            }
+            self.core.heartbeat(self.now, member(record), free).unwrap();
+        }
+    }
+
+    fn hear(&mut self, from: NodeId, report: Report) {
+        let link = u64::from(from.0);
+        self.core.migrations_mut().handle(self.now, from, link, report).unwrap();
+        self.store();
+    }
+
+    /// A server does what it is ordered.
+    fn obey(&mut self, id: NodeId) {
+        if self.away.contains(&id) {
+            return;
+        }
+        for order in self.core.migrations().orders(id) {
+            let report = self.report(id, order);
+            self.hear(id, report);
+        }
+    }
+
+    fn report(&self, id: NodeId, order: Order) -> Report {
+        let rows = |Terms { home, pages, .. }: &Terms| {
+            let Contents { generation: first, .. } = *home;
+            let generations = Generations { first, last: first };
+            vec![ServedRow { pages: pages.clone(), generations }]
+        };
+        match order {
+            Order::Reserve(terms) if self.full.contains(&id) => {
+                let (migration, order) = (terms.migration, OrderKind::Reserve);
+                Report::Refused { migration, order, why: Refusal::NoRoom }
+            }
+            Order::Reserve(terms) => Report::Reserved(terms.migration),
+            Order::Allow(Terms { migration, pages, .. })
+                if self.scattered.contains(&id) && pages.end - pages.start > LINE =>
+            {
+                Report::Refused { migration, order: OrderKind::Allow, why: Refusal::Overlap }
+            }
+            Order::Allow(terms) => {
+                Report::Allowed { migration: terms.migration, fences: Vec::new() }
+            }
+            Order::Take { terms, .. } => Report::Progress {
+                migration: terms.migration,
+                kept: rows(&terms),
+                on_the_way_count: 0,
+                in_doubt_count: 0,
+                is_done: true,
+            },
+            Order::Withdraw(migration) => Report::Withdrawn(migration),
+            Order::Settle(terms) => {
+                Report::Settled { migration: terms.migration, kept: rows(&terms) }
+            }
+            Order::Learn(of) => Report::Learned { home: of.home, version: of.version },
+            Order::Forget(migration) => Report::Forgotten(migration),
+            Order::Release(migration) => Report::Released(migration),
+            order => panic!("no server lost its memory: {order:?}"),
+        }
+    }
+
+    /// One step of draining a server, as the service does it. Returns whether the server is drained.
+    fn step(&mut self, id: NodeId) -> bool {
+        let own = self.own.get(&id).cloned().unwrap_or_default();
+        if self.core.migrations().is_draining(id)
+            && !self.away.contains(&id)
+            && !self.core.drain_step(self.now, id, &own).serves
+        {
+            self.core.drained(id);
+        }
+        self.store();
+        self.is_drained(id)
+    }
+
+    fn is_drained(&self, id: NodeId) -> bool {
+        self.core.migrations().drain_of(id).is_some_and(|drain| drain.is_done)
+    }
+
+    fn problem(&self, id: NodeId) -> Option<String> {
+        self.core.migrations().drain_of(id).and_then(|drain| drain.problem)
+    }
+
+    /// Steps of all until these servers are drained.
+    fn run(&mut self, drained: &[NodeId]) {
+        for _ in 0..1000 {
+            self.now += Duration::from_secs(1);
+            for id in self.members.iter().map(NodeRecord::id).collect::<Vec<_>>() {
+                self.step(id);
+                self.obey(id);
+            }
+            if drained.iter().all(|id| self.is_drained(*id)) {
+                return;
+            }
+        }
+        let shown: Vec<_> = self.core.migrations().drains().collect();
+        panic!("not drained: {shown:?}");
+    }
+
+    /// The server of a page.
+    fn at(&self, home: NodeId, page: u64) -> NodeId {
+        let of_home = self.core.migrations().elsewhere().find(|of| of.home.id() == home);
+        let row = of_home.and_then(|of| of.rows.within(&(page..page + 1)).next().map(|it| it.1.at));
+        row.map_or(home, |at| at.id())
+    }
+
+    fn takers(&self) -> Vec<NodeId> {
+        self.core.migrations().iter().map(|of| of.record.taker.id()).collect()
+    }
+}
+
+const S1: NodeId = NodeId(1);
+const S2: NodeId = NodeId(2);
+const S3: NodeId = NodeId(3);
+
+#[test]
+fn what_a_drained_server_has_moves_to_the_most_free_memory_and_nothing_is_led_to_it() {
+    let mut rack = Rack::new(&[900, 400, 700]);
+    rack.own.insert(S1, vec![3..4, 40..45, 100..101]);
+    let members = |rack: &Rack| -> Vec<_> {
+        rack.core.anycast_members(SWITCH, SPACE).into_iter().map(|(id, _)| id).collect()
+    };
+    assert_eq!(members(&rack), [S1, S2, S3]);
+    assert_eq!(rack.core.drain(NodeId(9)), None, "there is none");
+    assert_eq!(rack.core.drain(S1), Some(true));
+    assert_eq!(rack.core.drain(S1), Some(false), "it is drained already");
+    assert_eq!(members(&rack), [S2, S3]);
+    assert!(!rack.step(S1), "it serves pages");
+    let shown: Vec<_> = rack
+        .core
+        .migrations()
+        .iter()
+        .map(|of| (of.record.pages.clone(), of.record.taker.id(), of.record.reason.clone()))
+        .collect();
+    let reason = |free| format!("s1 is drained, and s3 has the most free memory: {free} pages");
+    assert_eq!(
+        shown,
+        [(0..8, S3, reason(700)), (40..48, S3, reason(692)), (96..104, S3, reason(684))],
+        "whole lines"
+    );
+    rack.run(&[S1]);
+    assert_eq!([3, 40, 100].map(|page| rack.at(S1, page)), [S3; 3]);
+    assert_eq!(rack.at(S1, 50), S1, "nothing was allocated there");
+    assert!(rack.core.undrain(S1) && !rack.core.undrain(S1));
+    assert_eq!(members(&rack), [S1, S2, S3]);
+}
+
+#[test]
+fn adopted_pages_move_on_and_may_go_home() {
+    let mut rack = Rack::new(&[900, 400, 100]);
+    rack.own.insert(S1, vec![0..64]);
+    let wanted = Wanted { home: S1, space: SPACE, generation: None, pages: Some(0..64), taker: S2 };
+    rack.core.migrate(&wanted).unwrap();
+    rack.core.drain(S2);
+    rack.run(&[S2]);
+    assert_eq!(rack.at(S1, 0), S1, "home has the most free memory");
+}
+
+#[test]
+fn a_drain_goes_on_after_kills_of_the_controller_and_absences_of_servers() {
+    for seed in 0..60 {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let mut rack = Rack::new(&[900, 900, 900, 900]);
+        rack.own.insert(S1, (0..12).map(|number| number * 40..number * 40 + 9).collect());
+        rack.own.insert(S2, vec![0..300]);
+        rack.core.drain(S1);
+        rack.core.drain(S2);
+        rack.store();
+        for _ in 0..60 {
+            rack.now += Duration::from_secs(1);
+            let id = NodeId(rng.random_range(1..=4));
+            match rng.random_range(0..10) {
+                0 => rack.restart(),
+                1 => {
+                    rack.away.insert(id);
+                    rack.core.migrations_mut().disconnect(id, id.0.into());
+                }
+                2 if rack.away.remove(&id) => {
+                    rack.core.migrations_mut().connect(id, id.0.into(), true);
+                }
+                3 => drop(rack.full.insert(id)),
+                4 => drop(rack.full.remove(&id)),
+                5 => {
+                    let open = rack.core.migrations().iter().find(|of| of.record.is_open());
+                    let id = open.map(|of| of.record.id);
+                    if let Some(id) = id {
+                        rack.core.migrations_mut().cancel(id).unwrap();
+                    }
+                }
+                _ => {}
+            }
+            rack.store();
+            for id in 1..=4 {
+                rack.step(NodeId(id));
+            }
+            rack.obey(id);
+        }
+        rack.full.clear();
+        for id in std::mem::take(&mut rack.away) {
+            rack.core.migrations_mut().connect(id, id.0.into(), true);
+        }
+        rack.run(&[S1, S2]);
+        for (home, own) in rack.own.clone() {
+            for page in own.into_iter().flatten() {
+                let at = rack.at(home, page);
+                assert!(
+                    at == S3 || at == NodeId(4),
+                    "seed {seed}: page {page} of {home} is at {at}"
+                );
+            }
+        }
+        let open = rack.core.migrations().iter().filter(|of| of.record.is_open()).count();
+        assert_eq!(open, 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_refused_range_goes_to_another_server_and_too_little_room_is_named() {
+    let mut rack = Rack::new(&[900, 400, 700]);
+    rack.own.insert(S1, vec![0..64]);
+    rack.full.insert(S3);
+    rack.core.drain(S1);
+    rack.run(&[S1]);
+    assert_eq!((rack.takers().first(), rack.at(S1, 0)), (Some(&S3), S2));
+
+    let mut rack = Rack::new(&[900, 4, 7]);
+    rack.own.insert(S1, vec![0..64]);
+    rack.core.drain(S1);
+    assert!(!rack.step(S1));
+    let problem = rack.problem(S1).unwrap();
+    assert!(
+        problem.contains("no memory server has room") && problem.contains("262144 bytes"),
+        "{problem}"
+    );
+    let record = rack.members[1].clone();
+    rack.core.heartbeat(rack.now, member(&record), 500).unwrap();
+    rack.run(&[S1]);
+    assert_eq!(rack.at(S1, 63), S2);
+
+    let mut rack = Rack::new(&[900, 900]);
+    rack.own.insert(S1, vec![0..8]);
+    rack.core.drain(S1);
+    rack.core.drain(S2);
+    assert!(!rack.step(S1));
+    let problem = rack.problem(S1).unwrap();
+    assert!(problem.contains("no other memory server of the space"), "{problem}");
+    assert!(rack.step(S2), "it has nothing");
+    // What is allocated there afterwards moves as well.
+    rack.core.undrain(S1);
+    rack.own.insert(S2, vec![8..16]);
+    assert!(!rack.step(S2));
+    rack.run(&[S2]);
+    assert_eq!(rack.at(S2, 8), S1);
+}
+
+#[test]
+fn a_range_that_its_giver_refuses_moves_in_parts() {
+    let mut rack = Rack::new(&[900, 900]);
+    rack.own.insert(S1, vec![0..64]);
+    rack.scattered.insert(S1);
+    rack.core.drain(S1);
+    rack.run(&[S1]);
+    assert!((0..64).all(|page| rack.at(S1, page) == S2));
+}
+
+#[test]
+fn only_a_few_ranges_move_at_a_time_and_undrain_lets_them_finish() {
+    let mut rack = Rack::new(&[900, 900]);
+    rack.own.insert(S1, (0..20).map(|number| number * 16..number * 16 + 8).collect());
+    rack.core.drain(S1);
+    rack.step(S1);
+    rack.step(S1);
+    assert_eq!(rack.core.migrations().iter().count(), 4);
+    rack.core.undrain(S1);
+    for _ in 0..20 {
+        rack.step(S1);
+        rack.obey(S1);
+        rack.obey(S2);
+    }
+    let stages: Vec<_> = rack.core.migrations().iter().map(|of| of.record.stage).collect();
+    assert_eq!(stages, [Stage::Closed; 4]);
+}
