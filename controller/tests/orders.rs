@@ -112,6 +112,7 @@ fn reports(order: Order) -> Vec<Report> {
                 kept: rows(&terms, line_count),
                 on_the_way_count: 0,
                 in_doubt_count: 0,
+                free_count: 0,
                 is_done: line_count == STEPS,
             };
             return (1..=STEPS).map(progress).collect();

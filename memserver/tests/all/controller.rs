@@ -7,10 +7,11 @@ use std::{
 
 use bluebridge_northbound::proto::{
     AllocationsRequest, AllocationsResponse, AttendRequest, AttendResponse, CancelMigrationRequest,
-    CancelMigrationResponse, HeartbeatRequest, HeartbeatResponse, JoinRequest, JoinResponse,
-    LeaveRequest, LeaveResponse, MigrateRequest, MigrateResponse, MigrationsRequest,
-    MigrationsResponse, PurgeRequest, PurgeResponse, StatisticsRequest, StatisticsResponse,
-    StatusRequest, StatusResponse, WatchRequest, WatchResponse,
+    CancelMigrationResponse, DrainRequest, DrainResponse, DrainsRequest, DrainsResponse,
+    HeartbeatRequest, HeartbeatResponse, JoinRequest, JoinResponse, LeaveRequest, LeaveResponse,
+    MigrateRequest, MigrateResponse, MigrationsRequest, MigrationsResponse, PurgeRequest,
+    PurgeResponse, StatisticsRequest, StatisticsResponse, StatusRequest, StatusResponse,
+    WatchRequest, WatchResponse,
     attend_request::Body as ReplyBody,
     attend_response::Body as QueryBody,
     controller_server::{Controller, ControllerServer},
@@ -115,6 +116,14 @@ impl Operations for Service {
         &self,
         _: Request<MigrationsRequest>,
     ) -> Result<Response<MigrationsResponse>, Status> {
+        Err(Status::unimplemented("a memory server does not call this"))
+    }
+
+    async fn drain(&self, _: Request<DrainRequest>) -> Result<Response<DrainResponse>, Status> {
+        Err(Status::unimplemented("a memory server does not call this"))
+    }
+
+    async fn drains(&self, _: Request<DrainsRequest>) -> Result<Response<DrainsResponse>, Status> {
         Err(Status::unimplemented("a memory server does not call this"))
     }
 }

@@ -130,13 +130,13 @@ fn work(
 /// Runs `during` while threads use a region of the first server, and `afterwards` without them.
 fn move_about(
     name: &str,
-    switch: DataPlane,
+    options: &RackOptions,
     may_end: bool,
-    during: impl FnOnce(&mut TestRack, &dyn Fn(), [NodeId; 2], &Range<u64>),
+    during: impl FnOnce(&mut TestRack, &dyn Fn(), &[NodeId], &Range<u64>),
 ) {
-    let mut rack = TestRack::up(name, &RackOptions::new(switch, "9000"));
+    let mut rack = TestRack::up(name, options);
     let endpoint = Endpoint::join(&rack, 1);
-    let servers = [1, 2].map(|number| endpoint.server(number));
+    let servers: Vec<_> = (1..=options.servers).map(|number| endpoint.server(number)).collect();
     let on_first = |seed| {
         let mut config = endpoint.config(seed);
         config.memory_nodes = vec![MemoryNode { node: servers[0], shard_count: 1 }];
@@ -164,7 +164,7 @@ fn move_about(
             until("clients work", || count.load(Ordering::Relaxed) >= before + FLOW);
         };
         flow();
-        during(&mut rack, &flow, servers, &pages);
+        during(&mut rack, &flow, &servers, &pages);
         flow();
         drop(at_end);
         threads.into_iter().for_each(|thread| thread.join().expect("it saw no error"));
@@ -231,7 +231,9 @@ fn what_had_moved_is_found_when_its_home_lost_its_memory() {
 
 #[test]
 fn memory_moves_and_returns_while_clients_use_it() {
-    move_about("move", DataPlane::Ebpf, false, |rack, flow, [home, other], pages| {
+    let options = RackOptions::new(DataPlane::Ebpf, "9000");
+    move_about("move", &options, false, |rack, flow, servers, pages| {
+        let (home, other) = (servers[0], servers[1]);
         let entries = directory_entries(rack);
         await_moved(rack, migrate(rack, home, other, pages));
         // One aligned block of 16 MiB.
@@ -244,7 +246,9 @@ fn memory_moves_and_returns_while_clients_use_it() {
 
 #[test]
 fn memory_moves_while_its_servers_and_the_controller_are_killed() {
-    move_about("move-kill", DataPlane::Soft, true, |rack, flow, [home, other], pages| {
+    let options = RackOptions::new(DataPlane::Soft, "9000");
+    move_about("move-kill", &options, true, |rack, flow, servers, pages| {
+        let (home, other) = (servers[0], servers[1]);
         for (number, victim) in
             ["memserver-s2", "memserver-s1", "controller"].into_iter().enumerate()
         {
@@ -256,5 +260,65 @@ fn memory_moves_while_its_servers_and_the_controller_are_killed() {
             flow();
             await_moved(rack, migrate(rack, home, home, pages));
         }
+    });
+}
+
+/// Drains a server, or ends that.
+fn drain(rack: &TestRack, server: NodeId, undo: bool) {
+    let request = proto::DrainRequest { server: server.0.into(), space: 1, undo };
+    let done = rack.enter(Node::Switch, || operations::drain(&controller(rack), request, PATIENCE));
+    assert!(done.unwrap_or_else(|error| panic!("{error}")).is_new);
+}
+
+/// Waits until a server serves nothing.
+fn await_drained(rack: &TestRack, server: NodeId) {
+    let mut problem = String::new();
+    let time = until("the server is drained", || {
+        let drains = rack.enter(Node::Switch, || operations::drains(&controller(rack), PATIENCE));
+        let drains = drains.unwrap_or_else(|error| panic!("{error}"));
+        let of = drains.into_iter().find(|of| of.server == u32::from(server.0));
+        let of = of.expect("it is drained");
+        if of.problem != problem {
+            println!("{}: {}", of.name, of.problem);
+            problem = of.problem;
+        }
+        of.is_drained
+    });
+    println!("server {server} is drained after {time:?}");
+}
+
+/// Moves everything home, range by range.
+fn bring_home(rack: &TestRack, home: NodeId, pages: &Range<u64>) {
+    let request = proto::MigrateRequest {
+        server: home.0.into(),
+        space: 1,
+        generation: None,
+        first_page: pages.start,
+        page_count: pages.end - pages.start,
+        to: home.0.into(),
+    };
+    let recorded =
+        rack.enter(Node::Switch, || operations::migrate(&controller(rack), request, PATIENCE));
+    for id in recorded.unwrap_or_else(|error| panic!("{error}")).migrations {
+        await_moved(rack, id);
+    }
+}
+
+#[test]
+fn servers_are_drained_in_turn_while_clients_use_them() {
+    let options = RackOptions { servers: 3, ..RackOptions::new(DataPlane::Soft, "9000") };
+    move_about("drain", &options, false, |rack, flow, servers, pages| {
+        for server in servers {
+            drain(rack, *server, false);
+            await_drained(rack, *server);
+            flow();
+            drain(rack, *server, true);
+        }
+        let moved =
+            rack.enter(Node::Switch, || operations::migrations(&controller(rack), PATIENCE));
+        let moved = moved.unwrap_or_else(|error| panic!("{error}"));
+        assert!(moved.iter().any(|of| of.giver == of.home && of.reason.contains("is drained")));
+        assert!(moved.iter().any(|of| of.giver != of.home), "what was taken over moved on");
+        bring_home(rack, servers[0], pages);
     });
 }

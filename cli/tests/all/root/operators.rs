@@ -107,6 +107,29 @@ fn memory_moves_by_command() {
     assert_eq!(last["why"], Value::Null);
 }
 
+#[test]
+fn servers_are_drained_by_command() {
+    let rack = TestRack::up("cmd-drain", &["--memory", "16M"]);
+    rack.text(&["create", "80K", "--on", "s1"]);
+    let text = rack.text(&["drain", "s1", "--deadline", "20s"]);
+    assert!(text.contains("s1 is draining") && text.contains("s1 is drained: "), "{text}");
+    let moved = rack.json(&["migrations"]);
+    let reason = moved[0]["reason"].as_str().expect("the controller chose it");
+    assert!(reason.starts_with("s1 is drained, and s2 has the most free memory"), "{reason}");
+    let members = rack.json(&["controller", "members"]);
+    let of = members.as_array().expect("rows").iter().find(|it| it["name"] == "s1");
+    assert_eq!(of.expect("s1")["drain"], "drained");
+    // New allocations are not led there.
+    let pointer = rack.text(&["create", "4K", "--anywhere"]);
+    assert!(pointer.starts_with("fdbb:1:2:"), "{pointer}");
+    let drained = rack.json(&["drain", "s1", "--no-wait"]);
+    assert_eq!((&drained["state"], &drained["problem"]), (&"drained".into(), &Value::Null));
+    assert_eq!(rack.json(&["undrain", "s1"])["was_drained"], true);
+    assert_eq!(rack.text(&["undrain", "s1"]), "s1 was not drained");
+    let (code, words) = rack.failure(&["drain", "s9"]);
+    assert!(code == Some(2) && words.contains("no memory node s9 here"), "{code:?}: {words}");
+}
+
 fn of_node_named(members: &Value, name: &str) -> String {
     let member = members.as_array().expect("rows").iter().find(|it| it["name"] == name);
     member.map_or_else(String::new, |it| it["state"].as_str().expect("text").to_owned())

@@ -1,4 +1,5 @@
 //! Servers that are drained, with servers that do what they are ordered.
+#![allow(clippy::single_range_in_vec_init, reason = "a list of one range is meant")]
 
 use std::ops::Range;
 use std::time::Duration;
@@ -106,6 +107,7 @@ impl Rack {
                 kept: rows(&terms),
                 on_the_way_count: 0,
                 in_doubt_count: 0,
+                free_count: 0,
                 is_done: true,
             },
             Order::Withdraw(migration) => Report::Withdrawn(migration),
