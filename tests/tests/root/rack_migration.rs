@@ -287,7 +287,7 @@ fn await_drained(rack: &TestRack, server: NodeId) {
     println!("server {server} is drained after {time:?}");
 }
 
-/// Moves everything home, range by range.
+/// Moves home, range by range, what is not there.
 fn bring_home(rack: &TestRack, home: NodeId, pages: &Range<u64>) {
     let request = proto::MigrateRequest {
         server: home.0.into(),
@@ -299,8 +299,10 @@ fn bring_home(rack: &TestRack, home: NodeId, pages: &Range<u64>) {
     };
     let recorded =
         rack.enter(Node::Switch, || operations::migrate(&controller(rack), request, PATIENCE));
-    for id in recorded.unwrap_or_else(|error| panic!("{error}")).migrations {
-        await_moved(rack, id);
+    match recorded {
+        Ok(recorded) => recorded.migrations.into_iter().for_each(|id| await_moved(rack, id)),
+        // The last server that was drained gave it to the home.
+        Err(error) => assert!(error.to_string().contains("serves these pages already"), "{error}"),
     }
 }
 
