@@ -733,7 +733,7 @@ fn a_migration_that_is_withdrawn_leaves_each_line_at_one_server() {
 }
 
 #[test]
-fn an_order_for_more_than_there_is_room_reserves_nothing() {
+fn an_order_is_refused_if_there_is_no_room_for_its_first_line() {
     let mut arena = Arena::on_heap(&ArenaConfig::default(), 4 * LINE_PAGES as u32);
     let order = |lines: u64| Order {
         migration: Migration {
@@ -747,9 +747,14 @@ fn an_order_for_more_than_there_is_room_reserves_nothing() {
         pages: 0..lines * LINE_PAGES as u64,
         incarnation: INCARNATION,
     };
-    let (good, bad) = (order(4), order(5));
-    assert!(Taker::new(bad, NODES[OTHER], 1, &mut arena).is_err());
-    let taker = Taker::new(good.clone(), NODES[OTHER], 1, &mut arena).expect("there is room");
-    assert!(Taker::new(good.clone(), NODES[OTHER], 2, &mut arena).is_err(), "it is taken");
+    let (small, large) = (order(4), order(5));
+    // Lines that are free stay at home, so a range may be larger than the room.
+    let mut other = Arena::on_heap(&ArenaConfig::default(), 4 * LINE_PAGES as u32);
+    let taker = Taker::new(large.clone(), NODES[OTHER], 1, &mut other).expect("one line fits");
+    assert_eq!(taker.progress().all, 5);
+    let taker = Taker::new(small.clone(), NODES[OTHER], 1, &mut arena).expect("all lines fit");
     assert_eq!(taker.progress().all, 4);
+    for (number, order) in [(2, small), (3, large)] {
+        assert!(Taker::new(order, NODES[OTHER], number, &mut arena).is_err(), "all is reserved");
+    }
 }
