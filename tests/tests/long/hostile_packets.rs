@@ -22,8 +22,9 @@ const NEVER: [(Status, &str); 3] = [
 
 /// Events that no packet of an attacker can cause: an operator's command purges, the controller orders migrations, and
 /// only their takers take lines.
-const IMPOSSIBLE: [Event; 8] = [
+const IMPOSSIBLE: [Event; 9] = [
     Event::AllocationPurged,
+    Event::FreeLineStays,
     Event::KeepRepeated,
     Event::LeaseWithdrawn,
     Event::LineAdopted,
