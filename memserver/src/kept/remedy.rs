@@ -53,6 +53,21 @@ impl ArenaFileError {
         }
     }
 
+    /// Whether the contents of the server may be there nevertheless, elsewhere or for another program.
+    #[must_use]
+    pub const fn leaves_contents(&self) -> bool {
+        matches!(
+            self,
+            Self::Copy { .. }
+                | Self::Foreign { .. }
+                | Self::InUse { .. }
+                | Self::Missing { .. }
+                | Self::NoArena { .. }
+                | Self::NotVisible { .. }
+                | Self::OtherVersion { .. }
+        )
+    }
+
     fn remedy_for_server(&self) -> Option<String> {
         Some(match self {
             Self::Copy { .. } => {
@@ -122,7 +137,9 @@ impl ArenaFileError {
         let back = "put the server's file back in its place";
         Some(match self {
             Self::Copy { .. } | Self::Missing { .. } => {
-                format!("{back}, or begin with empty memory (`{restart}`)")
+                format!(
+                    "{back} (then `{restart} --keep`), or begin with empty memory (`{restart}`)"
+                )
             }
             Self::Foreign { path, what: Foreign::OpenToOthers } => {
                 format!("`chmod 600 {}` ends that; then `{restart} --keep`", path.display())
@@ -139,7 +156,7 @@ impl ArenaFileError {
                 };
                 let shown = path.display();
                 format!(
-                    "{back}, or remove what is there (`rm{option} {shown}`) and begin with empty memory (`{restart}`)"
+                    "{back} (then `{restart} --keep`), or remove what is there (`rm{option} {shown}`) and begin with empty memory (`{restart}`)"
                 )
             }
             _ => return None,

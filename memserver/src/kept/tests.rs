@@ -422,7 +422,7 @@ fn who_wants_to_keep_memory_learns_first_what_keeps_it() {
         ArenaFileError::NoArena { path: path() },
     ] {
         let remedy = error.remedy(&reader).unwrap();
-        assert!(remedy.starts_with("put the server's file back in its place, or "), "{remedy}");
+        assert!(remedy.starts_with("put the server's file back in its place (then `"), "{remedy}");
         assert!(remedy.ends_with(&format!("begin with empty memory (`{RESTART}`)")), "{remedy}");
     }
     let damaged = ArenaFileError::Damaged { path: path(), what: "it has another length".into() };

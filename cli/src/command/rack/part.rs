@@ -75,7 +75,11 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
         thread::sleep(ENDING_INTERVAL);
     };
     let has_file = rack.arena_file(&name)?.is_some();
-    let is_kept = is_server && has_file && reported.is_none() && found.is_ok();
+    // Without a report, a server may not have had any contents yet.
+    let is_recorded = is_server
+        && has_file
+        && reported.is_none()
+        && (found.is_ok() || rack.kept_memory(&name)?.is_some());
     if options.keep {
         if let Err(NotFound { cause, remedy, .. }) = found {
             let runs = match rack.running_pid(&name) {
@@ -123,9 +127,17 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
             Stopped::KilledByOther => "another process had killed it (SIGKILL)",
             Stopped::Terminated => "it ended normally first",
         };
-        let dropped = match is_kept && !options.keep {
-            true => "; its memory begins empty, --keep would have kept it",
-            false => "",
+        let dropped = match &found {
+            _ if options.keep || !is_recorded => String::new(),
+            Ok(()) => "; its memory begins empty, --keep would have kept it".to_owned(),
+            Err(NotFound { cause, is_recoverable: true, .. }) => {
+                format!(
+                    "; its memory begins empty: {cause}; --keep would have kept it without that"
+                )
+            }
+            Err(NotFound { cause, .. }) => {
+                format!("; its memory begins empty, and could not have been kept: {cause}")
+            }
         };
         output::text(&format!("{name} runs again{pid}; {was}{dropped}"))?;
         if let Some(kept) = kept.filter(|kept| kept.reason.is_some()) {
@@ -139,6 +151,8 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
 struct NotFound {
     cause: String,
     remedy: String,
+    /// With the remedy, it can.
+    is_recoverable: bool,
     /// Nobody uses the file, although the server seems to run.
     may_be_ending: bool,
 }
@@ -153,15 +167,21 @@ const ENDING_INTERVAL: Duration = Duration::from_millis(20);
 fn find_memory(file: &Path, server: Option<u32>, restart: &str) -> Result<(), NotFound> {
     let shown = file.display();
     let back = format!(
-        "put the server's file back in its place, or begin with empty memory (`{restart}`)"
+        "put the server's file back in its place (then `{restart} --keep`), or begin with empty memory (`{restart}`)"
     );
-    let not_found = |cause: String, remedy| NotFound { cause, remedy, may_be_ending: false };
+    let not_found = |cause: String, remedy| NotFound {
+        cause,
+        remedy,
+        is_recoverable: true,
+        may_be_ending: false,
+    };
     match ArenaFile::check(file) {
         Err(error) => {
             let reader = Reader::Rack { restart: restart.to_owned(), keeps: true };
             let remedy = error.remedy(&reader);
             let remedy = remedy.unwrap_or_else(|| format!("`{restart}` begins with empty memory"));
-            Err(not_found(error.to_string(), remedy))
+            let is_recoverable = error.leaves_contents();
+            Err(NotFound { is_recoverable, ..not_found(error.to_string(), remedy) })
         }
         Ok(None) => Err(not_found(format!("{shown} holds nothing"), back)),
         Ok(Some(_)) => {
@@ -181,18 +201,27 @@ pub(super) fn kill(options: &Kill, global: Global) -> anyhow::Result<Exit> {
     let chosen = named.choose(&root)?;
     let mut rack = Rack::open(&root, &chosen, Cancel::default())?;
     let name = part.daemon();
+    let restart = part.restart(&chosen);
     let may_keep = rack.may_keep_memory(&name)?;
+    let is_kept = rack.kept_memory(&name)?.is_some_and(|kept| kept.is_kept);
+    // As long as it runs, a copy of its file can be told from the file.
+    let found = match rack.arena_file(&name)?.filter(|_| is_kept) {
+        Some(file) => find_memory(file, rack.running_pid(&name), &restart),
+        None => Ok(()),
+    };
     let was = rack.kill_daemon(&name)?;
     if global.json {
         output::json(&json!({ "rack": chosen, "daemon": name, "was": was }))?;
     } else {
-        output::text(&match was {
-            Stopped::AlreadyGone => format!("{name} was not running"),
-            _ => {
+        output::text(&match (was, found) {
+            (Stopped::AlreadyGone, _) => format!("{name} was not running"),
+            (_, Ok(())) => {
                 let keep = if may_keep { " --keep" } else { "" };
-                let restart = part.restart(&chosen);
                 format!("{name} was killed; `{restart}{keep}` starts it again")
             }
+            (_, Err(NotFound { cause, remedy, .. })) => format!(
+                "{name} was killed, and cannot go on with its memory as it is: {cause}; {remedy}"
+            ),
         })?;
     }
     Ok(Exit::Ok)

@@ -623,7 +623,8 @@ fn a_server_whose_file_the_next_one_would_refuse_is_not_stopped() {
     std::fs::rename(path, &aside).expect("it is ours");
     kept(false, "is gone; put it back in its place, or `bluebridge rack restart s1");
     refused("there is no file ");
-    refused("; put the server's file back in its place, or begin with empty memory");
+    refused("; put the server's file back in its place (then `bluebridge rack restart s1 --rack ");
+    refused(" --keep`), or begin with empty memory (`bluebridge rack restart s1");
     std::os::unix::fs::symlink(&aside, path).expect("it is gone");
     kept(false, "something else is in the place of its file");
     refused(
@@ -661,7 +662,12 @@ fn a_server_whose_file_the_next_one_would_refuse_is_not_stopped() {
     kept(true, "");
     std::fs::rename(path, &aside).expect("it is ours");
     let killed = rack.text(&["rack", "kill", "s1"]);
-    assert!(!killed.contains("--keep"), "{killed}");
+    assert!(
+        killed.contains("cannot go on with its memory as it is: there is no file "),
+        "{killed}"
+    );
+    assert!(killed.contains("put the server's file back in its place (then `"), "{killed}");
+    assert!(killed.contains(&keep["then ".len()..]), "{killed}");
     // Of a server that does not run, status says what has become of its memory.
     let left = |is_kept: bool, words: &str| {
         let status = rack.call(&["rack", "status", "--json"]);
@@ -693,9 +699,19 @@ fn a_server_whose_file_the_next_one_would_refuse_is_not_stopped() {
         "the process {pid} (bluebridge) is the endpoint already; end it first (`kill {pid}`)"
     );
     assert!(said.contains(&holder), "{said}");
-    rack.text(&["rack", "kill", "s1"]);
+    // Who follows the advice keeps the memory.
+    set_mode(0o640);
+    let killed = rack.text(&["rack", "kill", "s1"]);
+    let repair =
+        format!("may be opened by other users; `chmod 600 {}` ends that; {keep}", path.display());
+    assert!(killed.trim_end().ends_with(&repair), "{killed}");
+    set_mode(0o600);
     let restarted = rack.json(&["rack", "restart", "s1", "--keep"]);
     assert_eq!(restarted["memory"], "kept", "{restarted}");
+    set_mode(0o640);
+    let restarted = rack.text(&["rack", "restart", "s1"]);
+    let dropped = "may be opened by other users; --keep would have kept it without that";
+    assert!(restarted.contains(dropped), "{restarted}");
 }
 
 /// `ip netns exec` mounts another /sys, and so hides the BPF file system.
