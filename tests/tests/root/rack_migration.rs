@@ -11,7 +11,7 @@ use std::{
 use bluebridge::{Error, MemoryNode, NodeId, Region};
 use bluebridge_northbound::proto;
 use bluebridge_rack::{
-    control::{Contact, operations},
+    control::{Contact, ControlError, operations},
     spec::{DataPlane, Node},
 };
 use bluebridge_testkit::until;
@@ -36,8 +36,13 @@ fn controller(rack: &TestRack) -> Contact {
     address.into()
 }
 
-/// Moves pages of the first server's addresses; returns the migration's id.
-fn migrate(rack: &TestRack, home: NodeId, to: NodeId, pages: &Range<u64>) -> u64 {
+/// Moves pages of a server's addresses; returns the ids of the migrations.
+fn try_migrate(
+    rack: &TestRack,
+    home: NodeId,
+    to: NodeId,
+    pages: &Range<u64>,
+) -> Result<Vec<u64>, ControlError> {
     let request = proto::MigrateRequest {
         server: home.0.into(),
         space: 1,
@@ -46,9 +51,13 @@ fn migrate(rack: &TestRack, home: NodeId, to: NodeId, pages: &Range<u64>) -> u64
         page_count: pages.end - pages.start,
         to: to.0.into(),
     };
-    let recorded =
-        rack.enter(Node::Switch, || operations::migrate(&controller(rack), request, PATIENCE));
-    let recorded = recorded.unwrap_or_else(|error| panic!("{error}")).migrations;
+    let ask = || operations::migrate(&controller(rack), request, PATIENCE);
+    rack.enter(Node::Switch, ask).map(|recorded| recorded.migrations)
+}
+
+/// Moves pages of the first server's addresses; returns the migration's id.
+fn migrate(rack: &TestRack, home: NodeId, to: NodeId, pages: &Range<u64>) -> u64 {
+    let recorded = try_migrate(rack, home, to, pages).unwrap_or_else(|error| panic!("{error}"));
     let [id] = recorded[..] else { panic!("one server has all of them: {recorded:?}") };
     id
 }
@@ -289,18 +298,8 @@ fn await_drained(rack: &TestRack, server: NodeId) {
 
 /// Moves home, range by range, what is not there.
 fn bring_home(rack: &TestRack, home: NodeId, pages: &Range<u64>) {
-    let request = proto::MigrateRequest {
-        server: home.0.into(),
-        space: 1,
-        generation: None,
-        first_page: pages.start,
-        page_count: pages.end - pages.start,
-        to: home.0.into(),
-    };
-    let recorded =
-        rack.enter(Node::Switch, || operations::migrate(&controller(rack), request, PATIENCE));
-    match recorded {
-        Ok(recorded) => recorded.migrations.into_iter().for_each(|id| await_moved(rack, id)),
+    match try_migrate(rack, home, home, pages) {
+        Ok(ids) => ids.into_iter().for_each(|id| await_moved(rack, id)),
         // The last server that was drained gave it to the home.
         Err(error) => assert!(error.to_string().contains("serves these pages already"), "{error}"),
     }
