@@ -46,7 +46,8 @@ impl Pages {
             Some(frame) if frame == line => DEFAULT_FRAME,
             Some(frame) => u32::try_from(frame + 1).unwrap_or(NO_FRAME),
         };
-        let marks = if frame == Some(line) { 0 } else { PageRecord::ELSEWHERE };
+        let is_own_frame = frame == Some(line) && self.is_here(line);
+        let marks = if is_own_frame { 0 } else { PageRecord::ELSEWHERE };
         for number in pages_of(line) {
             let state = &mut self.states_mut()[number];
             stores::set(&mut state.contents, Contents::LEFTOVER);
@@ -88,11 +89,21 @@ impl Pages {
         self.place(page).map(|place| place + distance) == self.place(later)
     }
 
-    /// Why direct readers must not answer for a page, leased or not.
-    pub(super) fn marks_of_frame(&self, number: usize) -> u8 {
-        match self.lines.frames[number / LINE_PAGES] {
-            DEFAULT_FRAME => 0,
+    /// Why direct readers must not answer for a page, leased or not: they look for its bytes in the frame of its line's
+    /// number, and do not know of lines that are another server's.
+    pub(super) fn marks_of_line(&self, number: usize) -> u8 {
+        let line = number / LINE_PAGES;
+        match self.lines.frames[line] {
+            DEFAULT_FRAME if self.is_here(line) => 0,
             _ => PageRecord::ELSEWHERE,
+        }
+    }
+
+    /// Marks the pages of a line for direct readers.
+    fn mark_line(&mut self, line: usize) {
+        for number in pages_of(line) {
+            let marks = self.marks_of_line(number);
+            stores::set(&mut self.states_mut()[number].marks, marks);
         }
     }
 
@@ -105,9 +116,12 @@ impl Pages {
         self.entry(line).state == LineEntry::DEFAULT
     }
 
-    /// Records what a line is, after everything else about it.
+    /// Records what a line is, after everything else about it. No page of it is leased from then on.
     pub(super) fn set_line_state(&mut self, line: usize, state: u32) {
         stores::set_in_order(&mut self.lines.entries.as_mut()[line].state, state);
+        if self.is_own(line) {
+            self.mark_line(line);
+        }
     }
 
     /// Records where a line comes from; its state is recorded afterwards.

@@ -1,6 +1,7 @@
 //! The lines that this server gives to others, and those that it takes from them.
 
 use core::ops::Range;
+use std::collections::BTreeSet;
 
 use bluebridge_protocol::store::{
     Allowance, Creator, HomeLine, Line, LineStore, Placed, StageError, Taken,
@@ -38,7 +39,7 @@ pub(super) struct Places {
     /// Places for lines of others that are not used, nor reserved. The first has number 0.
     free: ExtentTree,
     /// Frames that no line has.
-    spare: Vec<u32>,
+    spare: BTreeSet<u32>,
     /// How many of them are reserved for lines on their way here.
     promised: u32,
     /// By line: whether it is reserved for a line on its way.
@@ -54,7 +55,7 @@ impl Places {
         Self {
             unbacked,
             free: ExtentTree::new(narrow(sizes.adopted_lines)),
-            spare: Vec::new(),
+            spare: BTreeSet::new(),
             promised: 0,
             is_reserved: vec![false; sizes.lines()],
         }
@@ -64,9 +65,7 @@ impl Places {
     pub(super) fn of(pages: &Pages) -> Self {
         let sizes = pages.sizes();
         let mut places = Self::new(sizes);
-        places.spare = pages.spare_frames();
-        // The lowest last, because they are taken from the end.
-        places.spare.reverse();
+        places.spare = pages.spare_frames().into_iter().collect();
         let own = 0..narrow(sizes.own_lines);
         let _ = places.unbacked.take_free(own.clone());
         for line in own {
@@ -87,6 +86,13 @@ impl Places {
             places.is_reserved[line] = pages.entry(line).state == LineEntry::STAGED;
         }
         places
+    }
+
+    /// Takes a frame for a line: that of its number if possible, because direct readers know only that.
+    fn take_spare(&mut self, line: usize) -> Option<usize> {
+        let own = narrow(line);
+        let frame = if self.spare.remove(&own) { Some(own) } else { self.spare.pop_first() };
+        frame.map(|frame| frame as usize)
     }
 
     /// Frames that any line may have.
@@ -138,8 +144,8 @@ impl Arena {
 
     /// Gives memory to an own line, whose pages may be allocated from then on.
     fn back(&mut self, line: u32) {
-        let Some(frame) = self.places.spare.pop() else { return };
-        self.pages.set_frame(line as usize, Some(frame as usize));
+        let Some(frame) = self.places.take_spare(line as usize) else { return };
+        self.pages.set_frame(line as usize, Some(frame));
         self.release_line(line as usize);
     }
 
@@ -188,7 +194,7 @@ impl Arena {
         let _ = self.free.take_free(pages);
         self.pages.set_frame(line as usize, None);
         self.places.unbacked.release(line, 1);
-        self.places.spare.push(frame);
+        self.places.spare.insert(frame);
     }
 
     /// The number of the line that begins at a page.
@@ -292,7 +298,7 @@ impl Arena {
     fn take_frame(&mut self, line: usize) {
         if let Some(frame) = self.pages.frame(line) {
             self.pages.set_frame(line, None);
-            self.places.spare.push(narrow(frame));
+            self.places.spare.insert(narrow(frame));
         }
     }
 
@@ -494,9 +500,9 @@ impl LineStore for Arena {
         }
         self.check_staged(line, pages)?;
         if self.pages.frame(line).is_none() {
-            let frame = self.places.spare.pop().ok_or(StageError::NoPlace)?;
+            let frame = self.places.take_spare(line).ok_or(StageError::NoPlace)?;
             self.places.promised -= 1;
-            self.pages.set_frame(line, Some(frame as usize));
+            self.pages.set_frame(line, Some(frame));
         }
         let mut bytes = bytes.chunks_exact(PAGE_BYTES);
         for (page, number) in pages.iter().zip(pages_of(line)) {

@@ -318,7 +318,7 @@ impl Pages {
     /// Records whether a page is leased: then direct readers must not answer for it.
     pub(super) fn set_leased(&mut self, number: usize, is_leased: bool) {
         let leased = if is_leased { PageRecord::LEASED } else { 0 };
-        let marks = self.marks_of_frame(number) | leased;
+        let marks = self.marks_of_line(number) | leased;
         stores::set(&mut self.states.as_mut()[number].marks, marks);
     }
 
@@ -465,7 +465,7 @@ impl Pages {
         let Extent { sequence, worn, start, pages, colour, place, space } = *extent;
         let range = start as usize..start as usize + pages as usize;
         for (back, number) in (0..).zip(range) {
-            let marks = self.marks_of_frame(number);
+            let marks = self.marks_of_line(number);
             let page = &mut self.states.as_mut()[number];
             let (part, link) = place_of(back, pages);
             let contents = match page.contents {
@@ -528,7 +528,7 @@ impl Pages {
             }
             for number in pages_of(line) {
                 // Leases end with the process.
-                let marks = self.marks_of_frame(number);
+                let marks = self.marks_of_line(number);
                 if self.states[number].marks != marks {
                     stores::set(&mut self.states.as_mut()[number].marks, marks);
                 }

@@ -158,11 +158,6 @@ impl Givings {
         }
     }
 
-    /// Whether any line is a taker's.
-    pub(super) fn has_marks(&self) -> bool {
-        self.all.iter().any(|giving| giving.marks.iter().any(|marks| *marks != 0))
-    }
-
     pub(super) const fn is_empty(&self) -> bool {
         self.all.is_empty()
     }

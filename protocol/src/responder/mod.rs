@@ -324,13 +324,14 @@ impl Responder {
         self.authority = authority;
     }
 
-    /// Records that another node serves some own pages from now on: requests on them get MOVED. Call
-    /// [`Self::publish`] afterwards, before the other node serves them.
+    /// Records that another node serves some own pages from now on: requests on them get MOVED. The store does not know
+    /// of it, so direct readers answer nothing until [`Self::remove_moved`]. Call [`Self::publish`] afterwards, before the
+    /// other node serves them.
     ///
     /// # Errors
     /// [`RangeError`]; nothing changed.
     pub fn add_moved(&mut self, pages: Range<u64>, to: NodeId) -> Result<(), RangeError> {
-        self.ranges.add_moved(pages.clone(), to)?;
+        self.ranges.order_moved(pages.clone(), to)?;
         self.forget_leases(pages);
         self.wake_at = Some(Timestamp::default());
         Ok(())

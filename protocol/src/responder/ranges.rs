@@ -57,6 +57,8 @@ type Places = Vec<(Range<u64>, Moved)>;
 /// Both tables, each sorted and without overlaps.
 pub(super) struct Ranges {
     moved: Places,
+    /// Ranges of these that the store did not give away line by line.
+    unmarked: Vec<Range<u64>>,
     /// What others have, or may have, of contents that this node lost, by the first generation of these contents; sorted.
     earlier: Vec<(ArenaGeneration, Places)>,
     /// The first generation of the present contents.
@@ -72,7 +74,8 @@ impl Ranges {
         let limit = usize::from(limit);
         let (moved, adopted) = (Vec::with_capacity(limit), Vec::with_capacity(limit));
         let (earlier, began) = (Vec::new(), ArenaGeneration::default());
-        Self { moved, earlier, began, adopted, lost: Vec::new(), limit }
+        let (unmarked, lost) = (Vec::new(), Vec::new());
+        Self { moved, unmarked, earlier, began, adopted, lost, limit }
     }
 
     /// Pointers with a generation before this one are to contents that this node lost.
@@ -108,7 +111,14 @@ impl Ranges {
         self.lost.iter().any(|lost| lost.contains(&page))
     }
 
-    pub(super) fn add_moved(&mut self, pages: Range<u64>, to: NodeId) -> Result<(), RangeError> {
+    /// Records that pages moved of which the store has no record.
+    pub(super) fn order_moved(&mut self, pages: Range<u64>, to: NodeId) -> Result<(), RangeError> {
+        self.add_moved(pages.clone(), to)?;
+        self.unmarked.push(pages);
+        Ok(())
+    }
+
+    fn add_moved(&mut self, pages: Range<u64>, to: NodeId) -> Result<(), RangeError> {
         check(&pages)?;
         let overlaps = |(range, place): &(Range<u64>, Moved)| {
             *place != Moved::Somewhere && range.start < pages.end && pages.start < range.end
@@ -237,6 +247,7 @@ impl Ranges {
     }
 
     pub(super) fn remove_moved(&mut self, pages: &Range<u64>) -> bool {
+        self.unmarked.retain(|range| range != pages);
         let index = self.moved.iter().position(|(range, _)| range == pages);
         index.map(|index| self.moved.remove(index)).is_some()
     }
@@ -250,7 +261,8 @@ impl Ranges {
         let (moved, lost) = (self.moved.clone(), self.lost.clone());
         let (earlier, began) = (self.earlier.clone(), self.began);
         let adopted = Vec::new();
-        let mut after = Self { moved, earlier, began, adopted, lost, limit: self.limit };
+        let unmarked = self.unmarked.clone();
+        let mut after = Self { moved, unmarked, earlier, began, adopted, lost, limit: self.limit };
         for range in &self.adopted {
             let left = without_all(range.local_pages(), rows.iter().cloned());
             after.adopted.extend(left.iter().map(|pages| range.part(pages)));
@@ -315,6 +327,11 @@ impl Ranges {
     /// Whether any range of `node` is served here.
     pub(super) fn adopts_from(&self, node: NodeId) -> bool {
         self.adopted.iter().any(|range| range.node == node)
+    }
+
+    /// Whether any own range moved away of which the store has no record.
+    pub(super) const fn has_unmarked(&self) -> bool {
+        !self.unmarked.is_empty()
     }
 
     /// Whether any own range moved away.

@@ -46,8 +46,9 @@ impl Responder {
     }
 
     fn shard_facts(&self) -> ShardFacts {
-        let has_moved = self.ranges.has_moved() || self.givings.has_marks();
-        let is_open = self.readers.is_marked && !self.is_shutting_down && !has_moved;
+        // The store marks the pages of lines that it gave away; of other ranges readers know nothing.
+        let is_marked = self.readers.is_marked && !self.ranges.has_unmarked();
+        let is_open = is_marked && !self.is_shutting_down;
         let authority = self.authority.filter(|_| is_open);
         let open_until = authority
             .map_or(Timestamp::ZERO, |authority| authority.expires_at.unwrap_or(Timestamp::MAX));

@@ -103,7 +103,8 @@ pub trait LineStore {
     /// lines, and is withheld once at most.
     fn withhold(&mut self, pages: Range<u64>, is_withheld: bool);
 
-    /// Records that a line is another server's from now on: the mark. Its bytes stay until [`Self::clear_given`].
+    /// Records that a line is another server's from now on: the mark. Its bytes stay until [`Self::clear_given`]. Direct
+    /// readers answer nothing for it until it is [adopted](Self::adopt) again, whatever becomes of leases on its pages.
     fn give(&mut self, first_page: u64);
 
     /// The memory of lines that were given may be used for others, because no reply needs it any more. Own lines stay

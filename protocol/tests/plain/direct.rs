@@ -35,8 +35,17 @@ fn scenarios() -> Vec<Scenario> {
             s.slots = 1;
             (s.gives_up, s.copies) = (1, 1);
         }),
+        scenario("closed", 1, &[&[Write(0, A), Read(0, A)], &[Read(0, A), Read(0, A)]], |s| {
+            (s.closes, s.gives_up) = (1, 1);
+        }),
         scenario("moved", 1, &[&[Write(0, A), Read(0, A)], &[Read(0, A), Read(0, A)]], |s| {
-            (s.moves, s.gives_up) = (1, 1);
+            s.moves = 2;
+        }),
+        scenario("moved and back", 1, &[&[Write(0, A)], &[Read(0, A), Read(0, A)]], |s| {
+            s.moves = 3;
+        }),
+        scenario("crash of a move", 1, &[&[Write(0, A)], &[Read(0, A), Read(0, A)]], |s| {
+            (s.moves, s.crashes) = (3, 1);
         }),
         scenario("line", 2, &[&[Update, Commit], &[Read(0, A), Read(1, A)]], |_| {}),
         scenario("line, downwards", 2, &[&[Update, Commit], &[Read(1, A), Read(0, A)]], |_| {}),
@@ -199,7 +208,11 @@ fn direct_reads_satisfy_all_properties() {
 /// The scenario in which a mistake is found, and the property that it violates; `None` if it is harmless.
 fn where_it_shows(mutant: Mutant) -> Option<(&'static str, &'static str)> {
     Some(match mutant {
-        Mutant::ShardIgnored | Mutant::ClosedLate => ("moved", is::RECENT),
+        Mutant::ShardIgnored | Mutant::ClosedLate => ("closed", is::RECENT),
+        Mutant::ElsewhereIgnored | Mutant::GivenUnmarked => ("moved", is::RECENT),
+        Mutant::ReusedUnsequenced => ("moved", is::WHOLE),
+        Mutant::HereEarly => ("moved and back", is::WHOLE),
+        Mutant::MovesForgotten => ("crash of a move", is::RECENT),
         Mutant::RaisedAfterCheck | Mutant::ExecutingIgnored => ("given up", is::LATE),
         Mutant::UsesIgnored | Mutant::UseNotCounted | Mutant::FactsFirst => {
             ("slot reused", is::AWAITED)

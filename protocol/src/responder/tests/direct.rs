@@ -53,7 +53,8 @@ pub(super) fn read_directly(world: &World, request: &TestRequest) -> Option<Vec<
     let (tag, length_bytes) = (Tag(request.to.tag), u64::from(request.header.length));
     let access = Access { location, length_bytes, tag, space: request.to.space };
     let is_leased = readers(world).leased.contains(&location.page());
-    if is_leased || world.store.check(access).is_err() {
+    let is_given = world.store.given.contains(&(location.page() / 8 * 8));
+    if is_leased || is_given || world.store.check(access).is_err() {
         return None;
     }
     let start = location.in_page();

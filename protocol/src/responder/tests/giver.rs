@@ -615,21 +615,23 @@ pub(super) fn a_giver_without_authority_marks_nothing() {
 
 /// Otherwise the kernel could answer for a page that the taker changes already.
 #[test]
-fn the_shard_closes_to_direct_readers_before_the_answer_to_keep_is_sent() {
-    let (mut world, [first, ..], mut taker) = direct::shared(given);
-    let is_open = |world: &World| {
-        let readers = world.store.readers.as_ref().expect("it has readers");
-        readers.shard.facts().open_until > world.now
+fn direct_readers_answer_nothing_for_a_line_from_take_on_and_all_for_others() {
+    let (mut world, [first, second, _], mut taker) = direct::shared(given);
+    let is_answered = |world: &mut World, at| {
+        let read = world.read_request(at, 8);
+        direct::read_directly(world, &read).is_some()
     };
+    assert!(is_answered(&mut world, first));
     let epoch = taker.take(&mut world, first);
-    assert!(is_open(&world), "the leased pages are marked");
+    assert!(!is_answered(&mut world, first), "it is leased");
     world.offer(&taker.keep_request(first, epoch)).unwrap();
-    assert!(!is_open(&world));
+    assert!(!is_answered(&mut world, first), "before the answer is sent");
     assert_eq!(world.drain().len(), 1);
+    assert!(is_answered(&mut world, second));
     world.withdraw(MIGRATION).unwrap();
     world.close(MIGRATION).unwrap();
     world.responder.publish(&world.store);
-    assert!(!is_open(&world));
+    assert!(!is_answered(&mut world, first) && is_answered(&mut world, second));
 }
 
 #[test]

@@ -348,6 +348,7 @@ impl LineStore for PlainStore {
 
     fn give(&mut self, first_page: u64) {
         self.given.insert(first_page);
+        // Direct readers see `given`, too.
     }
 
     fn clear_given(&mut self, pages: Range<u64>) {

@@ -96,6 +96,8 @@ pub(crate) enum Mutant {
     /// The session's id is compared before the word is loaded.
     FactsFirst,
     MarkIgnored,
+    /// That another server serves a page is not looked at.
+    ElsewhereIgnored,
     /// The sequence is not compared after the copy.
     SequenceOnce,
     /// A page is copied although its sequence is odd.
@@ -113,6 +115,12 @@ pub(crate) enum Mutant {
     // The server.
     /// The shard is closed after another server serves its pages.
     ClosedLate,
+    /// The marks of a line that moves end with its lease.
+    GivenUnmarked,
+    /// The memory of a line that moved is used for another one, and the sequences of its pages stay.
+    ReusedUnsequenced,
+    /// The marks of a line that comes back are cleared before its bytes are stored.
+    HereEarly,
     /// The low water that readers raised does not count.
     LowWaterUnmerged,
     /// It counts for one request, and then the server's own low water is stored.
@@ -178,10 +186,12 @@ pub(crate) enum Mutant {
     SessionsKept,
     /// Marks of leases are not cleared.
     MarksKept,
+    /// The marks of lines that moved are not set.
+    MovesForgotten,
 }
 
 impl Mutant {
-    pub(crate) const ALL: [Self; 50] = [
+    pub(crate) const ALL: [Self; 55] = [
         Self::ShardIgnored,
         Self::RaisedAfterCopy,
         Self::RaisedAfterCheck,
@@ -190,6 +200,7 @@ impl Mutant {
         Self::RaisedToNumber,
         Self::FactsFirst,
         Self::MarkIgnored,
+        Self::ElsewhereIgnored,
         Self::SequenceOnce,
         Self::OddIgnored,
         Self::TagIgnored,
@@ -198,6 +209,9 @@ impl Mutant {
         Self::LeftoverRaw,
         Self::AlwaysPasses,
         Self::ClosedLate,
+        Self::GivenUnmarked,
+        Self::ReusedUnsequenced,
+        Self::HereEarly,
         Self::LowWaterUnmerged,
         Self::LeaveForgets,
         Self::CheckThenEnter,
@@ -232,6 +246,7 @@ impl Mutant {
         Self::DetachedBlindSequenced,
         Self::SessionsKept,
         Self::MarksKept,
+        Self::MovesForgotten,
     ];
 }
 
@@ -254,7 +269,9 @@ pub(crate) struct Scenario {
     pub(crate) ends: u8,
     /// How often the server zeroes free pages.
     pub(crate) clears: u8,
-    /// How often the shard's pages go to another server.
+    /// How often the server loses the authority over the shard to another one.
+    pub(crate) closes: u8,
+    /// Steps of a line that moves: to another server, its memory to another line, and back.
     pub(crate) moves: u8,
     /// How often the server is killed.
     pub(crate) crashes: u8,
@@ -287,6 +304,7 @@ impl Scenario {
             gives_up: 0,
             ends: 0,
             clears: 0,
+            closes: 0,
             moves: 0,
             crashes: 0,
             has_buffer: true,

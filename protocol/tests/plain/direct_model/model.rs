@@ -19,7 +19,9 @@ pub(crate) enum Step {
     Serve,
     EndSession { slot: usize },
     Clear { page: usize },
-    HandOver,
+    Close,
+    Move,
+    WriteMoved,
     Crash,
     Start,
 }
@@ -72,8 +74,14 @@ impl Model for Scenario {
         if world.clears > 0 {
             steps.extend((0..self.pages).map(|page| Step::Clear { page }));
         }
+        if world.closes > 0 {
+            steps.push(Step::Close);
+        }
         if world.moves > 0 {
-            steps.push(Step::HandOver);
+            steps.push(Step::Move);
+        }
+        if world.writes_moved > 0 {
+            steps.push(Step::WriteMoved);
         }
         if world.crashes > 0 {
             steps.push(Step::Crash);
@@ -92,7 +100,9 @@ impl Model for Scenario {
             Step::Serve => self.serve(&mut world)?,
             Step::EndSession { slot } => self.end_session(&mut world, slot)?,
             Step::Clear { page } => self.clear(&mut world, page)?,
-            Step::HandOver => self.hand_over(&mut world)?,
+            Step::Close => self.hand_over(&mut world)?,
+            Step::Move => self.move_line(&mut world)?,
+            Step::WriteMoved => self.write_moved(&mut world)?,
             Step::Crash => self.crash(&mut world)?,
             Step::Start => self.start(&mut world)?,
         }

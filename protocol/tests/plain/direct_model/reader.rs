@@ -37,7 +37,7 @@ impl Reading {
     pub(super) fn new(request: Request, scenario: &Scenario) -> Self {
         let at = match () {
             // Elsewhere it is always open.
-            () if scenario.moves > 0 && !scenario.has(Mutant::ShardIgnored) => At::LoadShard,
+            () if scenario.closes > 0 && !scenario.has(Mutant::ShardIgnored) => At::LoadShard,
             () if scenario.has(Mutant::FactsFirst) => At::Compare,
             () => At::LoadWord,
         };
@@ -160,6 +160,7 @@ impl Scenario {
         this.kind.role != Role::Free
             && (this.tag == tag || self.has(Mutant::TagIgnored))
             && (!this.is_leased || self.has(Mutant::MarkIgnored))
+            && (!this.is_elsewhere || self.has(Mutant::ElsewhereIgnored))
     }
 
     /// The slot that an id names.

@@ -1,5 +1,7 @@
 //! The server: it takes one request at a time, decides, and then does one store after the other.
 
+use std::iter;
+
 use super::{
     Mutant, Op, PAGES, Scenario,
     world::{
@@ -7,6 +9,9 @@ use super::{
         World, index,
     },
 };
+
+/// What the memory of another line holds.
+const OTHERS: Half = 99;
 
 /// One step of the server: a store to shared memory, a reply, or a part of the takeover.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -49,6 +54,18 @@ pub(super) enum Store {
     Mark {
         page: usize,
         is_leased: bool,
+    },
+    /// The line is another server's, or this one's again: the record.
+    Given {
+        is_given: bool,
+    },
+    /// The mark follows the record.
+    MarkElsewhere {
+        page: usize,
+    },
+    /// The line has other memory.
+    Reused {
+        page: usize,
     },
 
     Hide {
@@ -170,7 +187,7 @@ impl Scenario {
             () if is_expired => Answer::Expired,
             // Replies arrive or their server is killed, so nobody waits for a recorded one.
             () if is_done => Answer::Done,
-            () if !world.is_open => Answer::Refused,
+            () if !world.is_open || world.is_given => Answer::Refused,
             () => self.execute(world, request, op),
         };
         let server = world.server.as_mut()?;
@@ -494,13 +511,77 @@ impl Scenario {
     /// The server loses the authority over the shard to another one.
     pub(super) fn hand_over(&self, world: &mut World) -> Option<()> {
         let server = world.server.as_mut().filter(|server| server.todo.is_empty())?;
-        world.moves = world.moves.checked_sub(1)?;
+        world.closes = world.closes.checked_sub(1)?;
         let mut stores = [Store::Close, Store::WrittenElsewhere];
         if self.has(Mutant::ClosedLate) {
             stores.reverse();
         }
         server.todo.extend(stores);
         Some(())
+    }
+
+    /// The line moves; then its memory is used for another line; then it comes back with what the other server has.
+    pub(super) fn move_line(&self, world: &mut World) -> Option<()> {
+        let server = world.server.as_mut().filter(|server| server.todo.is_empty())?;
+        if server.lease.is_some() {
+            return None;
+        }
+        world.moves = world.moves.checked_sub(1)?;
+        let pages = 0..self.pages;
+        let marks = |page| Store::MarkElsewhere { page };
+        let stores: Vec<Store> = match (world.is_given, world.is_reused) {
+            (false, _) => {
+                let lease =
+                    |is_leased| pages.clone().map(move |page| Store::Mark { page, is_leased });
+                let marks = pages.clone().map(marks).filter(|_| !self.has(Mutant::GivenUnmarked));
+                let given = iter::once(Store::Given { is_given: true });
+                lease(true).chain(given).chain(marks).chain(lease(false)).collect()
+            }
+            (true, false) => {
+                world.is_reused = true;
+                let other = |page| [0, 1].map(|half| Store::Half { page, half, value: OTHERS });
+                let reused = pages.clone().map(|page| Store::Reused { page });
+                let reused = reused.filter(|_| !self.has(Mutant::ReusedUnsequenced));
+                reused.chain(pages.flat_map(other)).collect()
+            }
+            (true, true) => {
+                world.is_reused = false;
+                let moments = &world.record.moments;
+                let stage = |page: usize| {
+                    let last = moments[page].last().map_or([0; 2], |moment| moment.halves);
+                    let [first, second] =
+                        [0, 1].map(|half| Store::Half { page, half, value: last[half] });
+                    [first, second, Store::Holds { page, holds: Holds::Written }]
+                };
+                let here = iter::once(Store::Given { is_given: false });
+                let here = here.chain(pages.clone().map(marks));
+                let staged = pages.flat_map(stage);
+                if self.has(Mutant::HereEarly) {
+                    here.chain(staged).collect()
+                } else {
+                    staged.chain(here).collect()
+                }
+            }
+        };
+        server.todo.extend(stores);
+        Some(())
+    }
+
+    /// A client writes to the first page of the line that moved; the server has answered that it is the other one's.
+    pub(super) fn write_moved(&self, world: &mut World) -> Option<()> {
+        let is_answered = world.server.as_ref().is_some_and(|server| server.todo.is_empty());
+        if !is_answered || !world.is_given {
+            return None;
+        }
+        world.writes_moved = world.writes_moved.checked_sub(1)?;
+        self.write_elsewhere(world);
+        Some(())
+    }
+
+    fn write_elsewhere(&self, world: &mut World) {
+        let part = Part { page: 0, new: [Some(20); 2], before: Holds::Written };
+        world.happens(self, &Change::Pages([Some(part), None]), NOBODY);
+        world.know(0, index(world.record.moments[0].len() - 1));
     }
 
     /// The server's next step.
@@ -525,17 +606,18 @@ impl Scenario {
             Store::Tag { page, tag } => world.pages[page].tag = tag,
             Store::Free { page } => world.pages[page].kind.role = Role::Free,
             Store::Close => world.is_open = false,
-            Store::WrittenElsewhere => {
-                let new = [Some(20); 2];
-                let part = Part { page: 0, new, before: Holds::Written };
-                world.happens(self, &Change::Pages([Some(part), None]), NOBODY);
-                world.know(0, index(world.record.moments[0].len() - 1));
-            }
+            Store::WrittenElsewhere => self.write_elsewhere(world),
             Store::Complete { tag } => {
                 world.pages[0].kind.is_complete = true;
                 world.record.complete |= 1 << tag;
             }
             Store::Mark { page, is_leased } => world.pages[page].is_leased = is_leased,
+            Store::Given { is_given } => world.is_given = is_given,
+            Store::MarkElsewhere { page } => world.pages[page].is_elsewhere = world.is_given,
+            Store::Reused { page } => {
+                world.pages[page].sequence += 2;
+                world.pages[page].kind.holds = Holds::Leftover;
+            }
             Store::Hide { slot } => world.slots[slot].id = 0,
             Store::Word { slot } => {
                 let word = &mut world.slots[slot].word;

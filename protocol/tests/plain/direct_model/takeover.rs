@@ -95,6 +95,9 @@ impl Scenario {
             Store::Forget => {
                 let mut stores = Vec::new();
                 for page in 0..self.pages {
+                    if !self.has(Mutant::MovesForgotten) {
+                        stores.push(Store::MarkElsewhere { page });
+                    }
                     if !self.has(Mutant::MarksKept) {
                         stores.push(Store::Mark { page, is_leased: false });
                     }
@@ -123,6 +126,10 @@ impl Scenario {
 
     /// Whether the memory has what clients know of.
     fn look(&self, world: &mut World) {
+        // Another server has what clients know.
+        if world.is_given {
+            return;
+        }
         for page in 0..self.pages {
             let this = world.pages[page];
             let tag = if this.kind.role == Role::Free { 0 } else { this.tag };

@@ -37,6 +37,8 @@ pub(super) struct Page {
     pub(super) kind: Kind,
     pub(super) tag: u8,
     pub(super) is_leased: bool,
+    /// The mark that another server serves it.
+    pub(super) is_elsewhere: bool,
 }
 
 impl Page {
@@ -210,6 +212,10 @@ pub(crate) struct World {
     pub(super) pages: [Page; PAGES],
     pub(super) slots: Vec<Slot>,
     pub(super) redo: Option<Change>,
+    /// The record that another server serves the line.
+    pub(super) is_given: bool,
+    /// Its memory is another line's.
+    pub(super) is_reused: bool,
     /// Whether the shard is open.
     pub(super) is_open: bool,
 
@@ -229,7 +235,10 @@ pub(crate) struct World {
     pub(super) gives_up: u8,
     pub(super) ends: u8,
     pub(super) clears: u8,
+    pub(super) closes: u8,
     pub(super) moves: u8,
+    /// How often a client writes to the line when it has moved.
+    pub(super) writes_moved: u8,
     pub(super) crashes: u8,
 
     pub(super) record: Record,
@@ -246,6 +255,7 @@ impl World {
             kind: Kind { role: Role::Free, holds: Holds::Zeros, is_complete: false },
             tag: FIRST_TAG,
             is_leased: false,
+            is_elsewhere: false,
         }; PAGES];
         for (at, page) in pages.iter_mut().enumerate().take(scenario.pages) {
             let role = match at {
@@ -297,6 +307,8 @@ impl World {
             pages,
             slots,
             redo: None,
+            is_given: false,
+            is_reused: false,
             is_open: true,
             is_attached: true,
             readers: vec![None; scenario.readers],
@@ -311,7 +323,9 @@ impl World {
             gives_up: scenario.gives_up,
             ends: scenario.ends,
             clears: scenario.clears,
+            closes: scenario.closes,
             moves: scenario.moves,
+            writes_moved: scenario.moves.min(1),
             crashes: scenario.crashes,
             record,
             witness: Witness::default(),
