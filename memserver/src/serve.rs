@@ -18,7 +18,9 @@ use bluebridge_protocol::{
     responder::{Authority, Config, Responder},
     store::PageStore,
 };
-use bluebridge_transport::{Incoming, Outgoing, ReceiveError, TransmitError, Transport, Wait};
+use bluebridge_transport::{
+    Incoming, Outgoing, ReceiveError, Spin, TransmitError, Transport, Wait,
+};
 use bluebridge_wire::{ArenaGeneration, Datagram, NodeId, Space};
 
 use crate::{
@@ -119,9 +121,9 @@ impl Store for Arena {
 /// How a loop waits.
 #[derive(Clone, Copy, Debug)]
 pub struct Idle {
-    /// Time to poll without sleeping after the last request. It costs a core while there is work,
-    /// and saves the wake-up, some 45 us on a virtual machine.
-    pub spin: Duration,
+    /// Time to poll without sleeping after the last request; `None`: learned, see [`Spin`]. It costs a core while there
+    /// is work, and saves the wake-up, some 45 us on a virtual machine.
+    pub spin: Option<Duration>,
     /// The longest sleep: how late a stop or an order of the controller can be noticed.
     pub sleep: Duration,
     /// How long a stopping server still responds with SHUTTING_DOWN.
@@ -130,11 +132,7 @@ pub struct Idle {
 
 impl Default for Idle {
     fn default() -> Self {
-        Self {
-            spin: Duration::from_micros(50),
-            sleep: Duration::from_millis(20),
-            grace: Duration::from_millis(100),
-        }
+        Self { spin: None, sleep: Duration::from_millis(20), grace: Duration::from_millis(100) }
     }
 }
 
@@ -195,6 +193,7 @@ pub struct Shard<T, S> {
     pub store: S,
     /// How to wait.
     pub idle: Idle,
+    spin: Spin,
     /// Received requests that wait for service.
     backlog: Backlog,
     /// Requests of operators; each iteration of the loop does a step of the first.
@@ -215,7 +214,9 @@ impl<T: Transport, S: Store> Shard<T, S> {
         let Config { node, shard, piece_bytes, seed, .. } = *config;
         let identity = Identity { node, shard, piece_bytes, seed };
         let migrations = Migrations::new(identity);
-        Self { transport, responder, store, idle, backlog: Backlog::new(), surveys, migrations }
+        let spin = idle.spin.map_or_else(Spin::learned, Spin::fixed);
+        let backlog = Backlog::new();
+        Self { transport, responder, store, idle, spin, backlog, surveys, migrations }
     }
 
     /// Serves until `stop` is set, then responds SHUTTING_DOWN for the grace time.
@@ -295,8 +296,11 @@ impl<T: Transport, S: Store> Shard<T, S> {
         ends_at: Option<Timestamp>,
         control: &ShardControl,
     ) -> Result<usize, ServeError> {
-        let spin_end = now + self.idle.spin;
-        let count = self.transport.receive(Wait::spinning(self.idle.spin, spin_end))?;
+        let spin = self.spin.next(now);
+        let count = self.transport.receive(Wait::spinning(spin, now + spin))?;
+        let waited = || self.transport.received_at().saturating_since(now);
+        let waited = (count > 0).then(waited);
+        self.spin.note(spin, waited);
         if count > 0 || self.store.tidy(TIDY_PAGES) > 0 {
             return Ok(count);
         }

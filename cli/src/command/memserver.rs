@@ -76,9 +76,9 @@ pub(super) struct MemoryServer {
     /// --arena-file. With `auto` the server tells why it cannot, and answers them itself
     #[arg(long, value_enum, default_value_t = DirectChoice::Auto)]
     direct_reads: DirectChoice,
-    /// Microseconds to poll for the next request before sleeping
-    #[arg(long, value_name = "US", default_value_t = 50)]
-    spin: u64,
+    /// Microseconds to poll for the next request before sleeping; without it as long as is worth it, up to 50
+    #[arg(long, value_name = "US")]
+    spin: Option<u64>,
 }
 
 /// Whether the memory outlives the process.
@@ -599,7 +599,7 @@ fn config(options: &MemoryServer, assignment: &Assignment) -> anyhow::Result<Ser
     let mut config = ServerConfig::assigned(assignment, options.memory.0, seed()?);
     config.claim = options.claim.into();
     config.default_quota_pages = options.quota;
-    config.idle.spin = Duration::from_micros(options.spin);
+    config.idle.spin = options.spin.map(Duration::from_micros);
     let name = &options.endpoint.interface;
     let found = Link::by_name(name).ok().flatten();
     config.direct = found.map(|link| DirectInterface {
