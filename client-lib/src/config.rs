@@ -38,8 +38,8 @@ pub struct EndpointConfig {
     pub placement: Placement,
     /// How long a call may take.
     pub deadline: Duration,
-    /// How long a call polls before it sleeps.
-    pub spin: Duration,
+    /// How long a call polls before it sleeps; `None`: as long as is worth it, up to 50 us, learned from the waits.
+    pub spin: Option<Duration>,
     /// Operations (of up to 32 KiB each) that can be in flight at once, 1 to 65534.
     pub operation_count: u16,
     /// Servers with which the client has sessions at once, 1 to 65534.
@@ -66,7 +66,7 @@ impl EndpointConfig {
             memory_nodes: Vec::new(),
             placement: Placement::default(),
             deadline: Duration::from_secs(5),
-            spin: Duration::from_micros(50),
+            spin: None,
             operation_count: 512,
             server_count: 256,
             credit_pages: None,

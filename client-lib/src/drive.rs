@@ -8,7 +8,7 @@ use bluebridge_protocol::{
     Timestamp,
     requester::{Buffers, Requester, SealedRequest, StartError},
 };
-use bluebridge_transport::{Outgoing, TransmitError, Transport, Wait};
+use bluebridge_transport::{Outgoing, Spin, TransmitError, Transport, Wait};
 use bluebridge_wire::{Datagram, UDP_PORT};
 
 use crate::{
@@ -26,9 +26,11 @@ const BUSY_LIMIT: Duration = Duration::from_millis(2);
 pub(crate) struct Driver<T> {
     pub(crate) transport: T,
     pub(crate) requester: Requester,
-    pub(crate) spin: Duration,
+    spin: Spin,
     /// Whether it spins.
     pub(crate) polls: bool,
+    /// When the last wait ended.
+    waited_at: Timestamp,
     /// Received datagrams that belong to no requester: damaged, or not of this protocol.
     pub(crate) malformed_count: u64,
     /// Datagrams that the carrier was too busy to take; they are sent again when their timer expires.
@@ -61,12 +63,14 @@ impl Cursor {
 }
 
 impl<T: Transport> Driver<T> {
-    pub(crate) fn new(transport: T, requester: Requester, spin: Duration) -> Self {
+    /// A driver that polls for a time before it sleeps; `None`: learned.
+    pub(crate) fn new(transport: T, requester: Requester, spin: Option<Duration>) -> Self {
         Self {
             transport,
             requester,
-            spin,
+            spin: spin.map_or_else(Spin::learned, Spin::fixed),
             polls: true,
+            waited_at: Timestamp::ZERO,
             malformed_count: 0,
             unsent_count: 0,
             refusal: None,
@@ -235,13 +239,18 @@ impl<T: Transport> Driver<T> {
     /// Waits for datagrams or the next timer, and handles both.
     fn wait(&mut self, work: &mut impl Work) -> Result<Timestamp, Error> {
         let timer = self.requester.poll_timeout().unwrap_or(Timestamp::ZERO);
-        let spin = if self.polls { self.spin } else { Duration::ZERO };
-        let wait = Wait::spinning(spin, timer);
-        let count = match self.transport.receive(wait) {
+        let spin = if self.polls { self.spin.next(self.waited_at) } else { Duration::ZERO };
+        let begun = self.spin.learns_from(spin).then(|| self.transport.now());
+        let count = match self.transport.receive(Wait::spinning(spin, timer)) {
             Ok(count) => count,
             Err(error) => return Err(self.carrier_failed(Arc::new(error))),
         };
         let now = self.transport.received_at();
+        self.waited_at = now;
+        if let Some(begun) = begun {
+            let waited = now.saturating_since(begun);
+            self.spin.note(spin, (count > 0 && waited <= spin).then_some(waited));
+        }
         for index in 0..count {
             let incoming = self.transport.incoming(index);
             let datagram = Datagram::parse(incoming.source, incoming.destination, incoming.payload);

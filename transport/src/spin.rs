@@ -80,6 +80,12 @@ impl Spin {
         }
     }
 
+    /// Whether something can be learned from a wait that polls for a time.
+    #[must_use]
+    pub fn learns_from(&self, polled: Duration) -> bool {
+        matches!(self.0, Kind::Learned(_)) && polled >= LONGEST
+    }
+
     /// Learns how long a wait was that polled for a time; `None`: longer than that.
     pub fn note(&mut self, polled: Duration, waited: Option<Duration>) {
         if let Kind::Learned(learned) = &mut self.0 {

@@ -34,9 +34,6 @@ use crate::exit::UsageError;
 /// How often a command checks whether the endpoint is free.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How long a command polls for a response before it sleeps.
-pub(super) const SPIN: Duration = Duration::from_micros(50);
-
 /// Selects the endpoint of the command: a node of a rack on this machine, or the endpoint that the options
 /// (or the environment, inside a rack) describe.
 ///
@@ -131,17 +128,17 @@ pub(super) struct Session {
 impl Member {
     /// Joins, in the rack's namespace if the command is for a rack; the process moves there.
     pub(super) fn join(&self) -> anyhow::Result<Session> {
-        self.join_with(SPIN, join)
+        self.join_with(None, join)
     }
 
     /// Joins as an endpoint that renews leases and responds to redirected requests.
-    pub(super) fn join_as_owner(&self, spin: Duration) -> anyhow::Result<Session> {
+    pub(super) fn join_as_owner(&self, spin: Option<Duration>) -> anyhow::Result<Session> {
         self.join_with(spin, join_as_owner)
     }
 
     /// Joins as an endpoint that receives the space's notices.
     pub(super) fn join_for_notices(&self) -> anyhow::Result<Session> {
-        self.join_with(SPIN, |identity, deadline, spin| {
+        self.join_with(None, |identity, deadline, spin| {
             join_when_free(identity, deadline, spin, |options| {
                 options.service = ServiceStart::AtOnce;
                 options.notices = true;
@@ -156,8 +153,8 @@ impl Member {
 
     fn join_with(
         &self,
-        spin: Duration,
-        join: impl FnOnce(&Identity, Duration, Duration) -> Result<Session, JoinError>,
+        spin: Option<Duration>,
+        join: impl FnOnce(&Identity, Duration, Option<Duration>) -> Result<Session, JoinError>,
     ) -> anyhow::Result<Session> {
         let identity = self.identity()?;
         let session = join(&identity, self.deadline.0, spin).map_err(|error| {
@@ -261,7 +258,7 @@ pub(super) fn find_rack(name: Option<&RackName>, otherwise: &str) -> anyhow::Res
 pub(super) fn join(
     identity: &Identity,
     deadline: Duration,
-    spin: Duration,
+    spin: Option<Duration>,
 ) -> Result<Session, JoinError> {
     join_when_free(identity, deadline, spin, |options| options.carrier.port = UDP_PORT)
 }
@@ -270,7 +267,7 @@ pub(super) fn join(
 pub(super) fn join_as_owner(
     identity: &Identity,
     deadline: Duration,
-    spin: Duration,
+    spin: Option<Duration>,
 ) -> Result<Session, JoinError> {
     join_when_free(identity, deadline, spin, |options| options.service = ServiceStart::AtOnce)
 }
@@ -278,7 +275,7 @@ pub(super) fn join_as_owner(
 fn join_when_free(
     identity: &Identity,
     deadline: Duration,
-    spin: Duration,
+    spin: Option<Duration>,
     take_port: impl FnOnce(&mut JoinOptions),
 ) -> Result<Session, JoinError> {
     let until = Instant::now() + deadline;

@@ -26,7 +26,7 @@ use signal_hook::consts::{SIGCHLD, SIGINT, SIGQUIT};
 use signal_hook::{flag, low_level::pipe};
 
 use super::Global;
-use super::member::{Deadline, Member, SPIN, Session};
+use super::member::{Deadline, Member, Session};
 use crate::exit::{ExecError, Exit, UsageError};
 use crate::output;
 
@@ -94,7 +94,7 @@ struct LibraryMissing {
 pub(super) fn run(asked: Run, global: Global) -> anyhow::Result<Exit> {
     let library = asked.library()?;
     let began = Instant::now();
-    let mut session = asked.member.join_as_owner(SPIN)?;
+    let mut session = asked.member.join_as_owner(None)?;
     let ledger = match asked.settings(&session).and_then(|settings| Ok(Ledger::create(&settings)?))
     {
         Ok(ledger) => ledger,

@@ -301,7 +301,7 @@ fn a_wrong_call_gets_an_error_and_changes_nothing() {
 fn a_read_of_a_page_waits_asleep() {
     let rack = LocalRack::start(&NODES[..1], 1 << 20);
     let mut client = client_with(&rack, 1000, |config| {
-        config.spin = Duration::ZERO;
+        config.spin = Some(Duration::ZERO);
         config.memory_nodes.truncate(1);
     });
     client.set_deadline(Duration::from_millis(400));

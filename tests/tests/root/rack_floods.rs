@@ -41,7 +41,7 @@ fn survive(name: &str, kind: Kind) {
     let hostile = Endpoint::join(&rack, 2);
     let server = honest.server(1);
     // A client that spins would keep the core from the flood.
-    let config = EndpointConfig { spin: Duration::ZERO, ..honest.config(1) };
+    let config = EndpointConfig { spin: Some(Duration::ZERO), ..honest.config(1) };
     let mut client = honest.open(&rack, config);
     let region = client.create_at(PAGE_BYTES as u64, Placement::Node(server)).expect("created");
     let mut other = hostile.client(&rack, 2);

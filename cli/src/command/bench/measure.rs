@@ -127,7 +127,7 @@ impl Endpoints {
         let mut config =
             EndpointConfig::new(assignment.space, assignment.node, assignment.incarnation);
         config.piece_bytes = u16::try_from(assignment.piece_bytes).ok();
-        config.spin = SPIN;
+        config.spin = Some(SPIN);
         config.operation_count = outstanding;
         let carrier = UdpConfig {
             address: Some(config.address()),

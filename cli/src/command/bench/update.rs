@@ -132,7 +132,7 @@ fn join(rack: &Rack) -> anyhow::Result<Client<UdpTransport>> {
     let controller = format!("http://{}", rack.layout().controller());
     let mut options =
         JoinOptions::named(CLIENT.to_string()).interface(ENDPOINT_INTERFACE).switch_port(port);
-    options.behaviour.spin = SPIN;
+    options.behaviour.spin = Some(SPIN);
     Ok(Client::join(&controller, options)?)
 }
 

@@ -215,7 +215,8 @@ impl<'a> Stage<'a> {
         let spin = spin.map_or(Duration::ZERO, |(_, spin)| *spin);
         let session = |node| {
             let identity = identity_in(self.rack.state(), node, Space(1))?;
-            let joined = self.rack.enter(node, || join_as_owner(&identity, DEADLINE, spin))?;
+            let joined =
+                self.rack.enter(node, || join_as_owner(&identity, DEADLINE, Some(spin)))?;
             joined.with_context(|| format!("{node} cannot join"))
         };
         let (first, second) = (session(Node::Client(1))?, session(Node::Client(2))?);

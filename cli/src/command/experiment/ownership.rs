@@ -112,6 +112,6 @@ fn join(rack: &Rack, node: Node) -> anyhow::Result<Client<UdpTransport>> {
         JoinOptions::named(node.to_string()).interface(ENDPOINT_INTERFACE).switch_port(port);
     options.behaviour.deadline = DEADLINE;
     // More clients than cores: a spinning client would take time from those that have work.
-    options.behaviour.spin = Duration::ZERO;
+    options.behaviour.spin = Some(Duration::ZERO);
     Ok(Client::join(&controller, options)?)
 }

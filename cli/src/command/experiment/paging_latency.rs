@@ -329,7 +329,7 @@ pub(in crate::command) fn join(
     let controller = format!("http://{}", rack.layout().controller());
     let mut options =
         JoinOptions::named(CLIENT.to_string()).interface(ENDPOINT_INTERFACE).switch_port(port);
-    options.behaviour.spin = spin;
+    options.behaviour.spin = Some(spin);
     Ok(Client::join(&controller, options)?)
 }
 

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::at;
 use super::input::{Source, read_all};
-use crate::command::member::{Deadline, Member, SPIN};
+use crate::command::member::{Deadline, Member};
 use crate::command::{Global, interrupt};
 use crate::exit::Exit;
 use crate::output;
@@ -68,7 +68,7 @@ fn held(time: Duration, cancel: &Cancel) -> bool {
 pub(in crate::command) fn run(asked: Update, global: Global) -> anyhow::Result<Exit> {
     let start = at(asked.pointer, asked.offset.0)?;
     let data = read_all(Source::of(asked.set, asked.file))?;
-    let mut session = asked.member.join_as_owner(SPIN)?;
+    let mut session = asked.member.join_as_owner(None)?;
     let mut buffer = vec![0; data.len()];
     let hold = asked.hold.map(|hold| hold.0);
     let options = UpdateOptions {

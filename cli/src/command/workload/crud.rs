@@ -54,7 +54,7 @@ struct Document<'a> {
 
 pub(super) fn run(asked: Crud, global: Global) -> anyhow::Result<Exit> {
     let spin = asked.waiting.spin();
-    let mut session = asked.member.join_as_owner(spin)?;
+    let mut session = asked.member.join_as_owner(Some(spin))?;
     // After the join, which may have moved this process to a rack's namespace.
     let directory = match asked.directory {
         Some(address) => Some(

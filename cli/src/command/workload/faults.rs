@@ -114,7 +114,7 @@ struct Document {
 pub(super) fn run(asked: &Options, global: Global) -> anyhow::Result<Exit> {
     let folder = Folder::make(asked.plan.output())?;
     let spin = asked.waiting.spin();
-    let session = asked.member.join_as_owner(spin)?;
+    let session = asked.member.join_as_owner(Some(spin))?;
     let deadline = asked.member.deadline();
     // The regions free their memory before the session ends.
     let measured = asked.plan.measure(&session.client, asked.directory, spin, deadline, &folder);

@@ -12,7 +12,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::command::Global;
-use crate::command::member::{Member, SPIN};
+use crate::command::member::Member;
 use crate::exit::Exit;
 use crate::output;
 
@@ -39,7 +39,7 @@ struct Document {
 }
 
 pub(super) fn run(asked: Pages, global: Global) -> anyhow::Result<Exit> {
-    let mut session = asked.member.join_as_owner(SPIN)?;
+    let mut session = asked.member.join_as_owner(None)?;
     let fabric = HostFabric::new(&session.interface);
     let ended = AtomicBool::new(false);
     let (used, watched) = thread::scope(|scope| {

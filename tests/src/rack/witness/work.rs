@@ -60,7 +60,7 @@ impl Worker {
             .switch_port(instructions.port);
         options.behaviour.deadline = DEADLINE;
         // Five of these processes share two cores with the rack's daemons.
-        options.behaviour.spin = Duration::ZERO;
+        options.behaviour.spin = Some(Duration::ZERO);
         let client = Client::join(&instructions.controller, options);
         let client = client.unwrap_or_else(|error| panic!("{error}"));
         let notes = File::create(&instructions.notes).expect("a file");
