@@ -29,8 +29,6 @@ pub(crate) struct Driver<T> {
     spin: Spin,
     /// Whether it spins.
     pub(crate) polls: bool,
-    /// When the last wait ended.
-    waited_at: Timestamp,
     /// Received datagrams that belong to no requester: damaged, or not of this protocol.
     pub(crate) malformed_count: u64,
     /// Datagrams that the carrier was too busy to take; they are sent again when their timer expires.
@@ -70,7 +68,6 @@ impl<T: Transport> Driver<T> {
             requester,
             spin: spin.map_or_else(Spin::learned, Spin::fixed),
             polls: true,
-            waited_at: Timestamp::ZERO,
             malformed_count: 0,
             unsent_count: 0,
             refusal: None,
@@ -239,14 +236,13 @@ impl<T: Transport> Driver<T> {
     /// Waits for datagrams or the next timer, and handles both.
     fn wait(&mut self, work: &mut impl Work) -> Result<Timestamp, Error> {
         let timer = self.requester.poll_timeout().unwrap_or(Timestamp::ZERO);
-        let spin = if self.polls { self.spin.next(self.waited_at) } else { Duration::ZERO };
+        let spin = if self.polls { self.spin.next() } else { Duration::ZERO };
         let begun = self.spin.learns_from(spin).then(|| self.transport.now());
         let count = match self.transport.receive(Wait::spinning(spin, timer)) {
             Ok(count) => count,
             Err(error) => return Err(self.carrier_failed(Arc::new(error))),
         };
         let now = self.transport.received_at();
-        self.waited_at = now;
         if let Some(begun) = begun {
             let waited = now.saturating_since(begun);
             self.spin.note(spin, (count > 0 && waited <= spin).then_some(waited));

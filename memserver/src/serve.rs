@@ -296,7 +296,7 @@ impl<T: Transport, S: Store> Shard<T, S> {
         ends_at: Option<Timestamp>,
         control: &ShardControl,
     ) -> Result<usize, ServeError> {
-        let spin = self.spin.next(now);
+        let spin = self.spin.next();
         let count = self.transport.receive(Wait::spinning(spin, now + spin))?;
         let waited = || self.transport.received_at().saturating_since(now);
         let waited = (count > 0).then(waited);

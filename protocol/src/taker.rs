@@ -412,7 +412,9 @@ impl Taker {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
         let waits = self.slots.iter().filter(|slot| matches!(slot.step, Step::Take | Step::Keep));
-        waits.map(|slot| slot.at).min()
+        let takes = self.is_begun && !self.is_stopped && self.counts.left > 0;
+        let rest = self.pace.rest_until().filter(|_| takes);
+        waits.map(|slot| slot.at).chain(rest).min()
     }
 
     /// Starts what can be started.
@@ -474,7 +476,8 @@ impl Taker {
 
     /// Gives slots to lines: first to those in doubt.
     fn fill(&mut self, now: Timestamp) {
-        while self.slots.len() < self.pace.lines() {
+        let on_their_way = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
+        for _ in 0..self.pace.room(now, on_their_way) {
             let (line, step, taken) = match self.doubts.pop() {
                 Some((line, taken)) => (line, Step::Keep, taken),
                 None => {

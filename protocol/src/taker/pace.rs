@@ -4,11 +4,22 @@
 //! section 2.4.2): it grows while lines wait little longer than they must, and shrinks when they wait longer, because
 //! then somebody else uses the servers, the processors or the network. Without other work the lines delay each other,
 //! which bounds the number, too.
+//!
+//! Few lines at once would wake two processes three times for each of them, which costs clients more than the lines
+//! themselves. So no fewer than a burst are taken at once, and a smaller number is kept by rests between the bursts.
 
 use core::time::Duration;
 
+use crate::Timestamp;
+
 /// The most lines on their way, for each of which the taker has a buffer.
 pub(super) const LINES_MAX: u32 = 16;
+
+/// The lines of a burst.
+const BURST: u32 = 4;
+
+/// The longest rest.
+const REST_MAX: Duration = Duration::from_millis(50);
 
 /// How much longer than the fastest line a line may take: about as long as ten lines take one after the other.
 const TARGET: Duration = Duration::from_micros(400);
@@ -30,16 +41,54 @@ pub(super) struct Pace {
     /// The fastest line of the present history, and of the one before.
     fastest: [Duration; 2],
     count: u32,
+    /// When the last burst began, until the rest after it begins.
+    burst_at: Option<Timestamp>,
+    rest_until: Timestamp,
 }
 
 impl Pace {
     pub(super) const fn new() -> Self {
-        Self { parts: 4 * PARTS, fastest: [Duration::MAX; 2], count: 0 }
+        Self {
+            parts: BURST as u64 * PARTS,
+            fastest: [Duration::MAX; 2],
+            count: 0,
+            burst_at: None,
+            rest_until: Timestamp::ZERO,
+        }
     }
 
-    /// How many lines may be on their way; at least one.
-    pub(super) fn lines(&self) -> usize {
-        usize::try_from(self.parts / PARTS).unwrap_or(1)
+    /// How many lines may be on their way on average; at least one.
+    fn lines(&self) -> u32 {
+        u32::try_from(self.parts / PARTS).unwrap_or(1)
+    }
+
+    /// How many further lines may be taken now that so many are on their way.
+    pub(super) fn room(&mut self, now: Timestamp, on_their_way: u32) -> u32 {
+        if self.lines() >= BURST {
+            self.burst_at = None;
+            return self.lines().saturating_sub(on_their_way);
+        }
+        // A line that waits for a lease does not delay the others.
+        if on_their_way > 1 {
+            return 0;
+        }
+        if let Some(burst_at) = self.burst_at.take() {
+            let took =
+                u32::try_from(now.saturating_since(burst_at).as_micros()).unwrap_or(u32::MAX);
+            let missing = u64::from(BURST) * PARTS - self.parts;
+            let rest = Duration::from_micros(u64::from(took) * missing / self.parts);
+            self.rest_until = now + rest.min(REST_MAX);
+        }
+        if now < self.rest_until {
+            return 0;
+        }
+        self.burst_at = Some(now);
+        BURST - on_their_way
+    }
+
+    /// The end of the rest; `None` if there is none now.
+    pub(super) fn rest_until(&self) -> Option<Timestamp> {
+        (self.lines() < BURST && self.burst_at.is_none()).then_some(self.rest_until)
     }
 
     /// A line is here, so long after it was asked for.
@@ -68,12 +117,25 @@ mod tests {
     const LEAST: Duration = Duration::from_micros(80);
 
     /// Lines that wait for each other, each for `each`, and for others.
-    fn run(pace: &mut Pace, count: u32, each: Duration, others: Duration) -> usize {
+    fn run(pace: &mut Pace, count: u32, each: Duration, others: Duration) -> u32 {
         for _ in 0..count {
-            let lines = u32::try_from(pace.lines()).expect("few");
-            pace.took(LEAST + each * (lines - 1) + others);
+            pace.took(LEAST + each * (pace.lines() - 1) + others);
         }
         pace.lines()
+    }
+
+    /// The lines of as many bursts, of which each takes a time, and how long all bursts and rests take.
+    fn bursts(pace: &mut Pace, count: u32, each: Duration) -> (u32, Duration) {
+        let (mut now, mut lines) = (pace.rest_until, 0);
+        let began = now;
+        for _ in 0..count {
+            lines += pace.room(now, 0);
+            assert_eq!((pace.room(now, 2), pace.rest_until()), (0, None), "a burst is under way");
+            now = now + each;
+            assert_eq!(pace.room(now, 0), 0);
+            now = pace.rest_until().expect("it rests");
+        }
+        (lines, now - began)
     }
 
     #[test]
@@ -83,7 +145,7 @@ mod tests {
         // Four lines at first, and ten by which they delay each other.
         assert!((12..=15).contains(&lines), "{lines}");
         let lines = run(&mut pace, 2000, Duration::ZERO, Duration::ZERO);
-        assert_eq!(lines, LINES_MAX as usize, "nothing delays them");
+        assert_eq!(lines, LINES_MAX, "nothing delays them");
     }
 
     #[test]
@@ -105,11 +167,28 @@ mod tests {
     }
 
     #[test]
+    fn a_number_below_that_of_a_burst_is_kept_by_rests() {
+        let mut pace = Pace::new();
+        assert_eq!((pace.room(Timestamp::ZERO, 0), pace.room(Timestamp::ZERO, 3)), (4, 1));
+        run(&mut pace, 10, Duration::ZERO, Duration::ZERO);
+        run(&mut pace, 100, Duration::ZERO, Duration::from_millis(2));
+        let ms = Duration::from_millis;
+        assert_eq!(bursts(&mut pace, 10, ms(1)), (40, ms(40)), "a quarter of the time");
+        assert_eq!(bursts(&mut pace, 2, ms(100)), (8, ms(300)), "no longer rests");
+        // One line that waits takes no part.
+        let later = Timestamp::ZERO + Duration::from_secs(9);
+        assert_eq!((pace.room(later, 2), pace.room(later, 1)), (0, 3));
+        // Without rests again.
+        run(&mut pace, 2000, Duration::ZERO, Duration::ZERO);
+        assert_eq!((pace.room(later, 5), pace.rest_until()), (LINES_MAX - 5, None));
+    }
+
+    #[test]
     fn any_time_is_valid() {
         let mut pace = Pace::new();
         for time in [Duration::ZERO, Duration::MAX, Duration::ZERO, Duration::from_secs(9)] {
             pace.took(time);
-            assert!((1..=LINES_MAX as usize).contains(&pace.lines()));
+            assert!((1..=LINES_MAX).contains(&pace.lines()));
         }
     }
 }
