@@ -465,7 +465,7 @@ fn may_hold_contents(path: &Path) -> bool {
         return false;
     }
     match Listed::of(path) {
-        Ok(listed) => !listed.is_arena || listed.holder.is_some(),
+        Ok(listed) => !listed.is_arena || listed.holder.is_some() || listed.damage.is_some(),
         // Another user may have put it there.
         Err(ArenaFileError::Foreign { what, .. }) => !what.is_of_others(),
         Err(_) => true,

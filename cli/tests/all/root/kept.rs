@@ -4,10 +4,10 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use bluebridge_testkit::{Scratch, own, require_root};
+use bluebridge_testkit::{Scratch, own, require_root, until};
 use serde_json::Value;
 
-use super::test_rack::TestRack;
+use super::test_rack::{Killed, TestRack};
 
 /// The files of a rack's servers, as `arena list` shows them.
 fn files(rack: &TestRack) -> Vec<Value> {
@@ -171,6 +171,59 @@ fn maps_without_files_and_files_without_maps_are_shown_and_dropped() {
     assert!(code == Some(1) && said.contains("in use by process"), "{code:?}: {said}");
     rack.text(&["rack", "kill", "s1"]);
     rack.text(&["rack", "kill", "s2"]);
+    // A header that is damaged is named, and so is the map.
+    let image = std::fs::read(&second).expect("it is ours");
+    let other_id = format!("the map {second_id} was last used with this file");
+    for (at, words) in [
+        (0, "its first bytes are damaged"),
+        (12, "its state is unknown"),
+        (24, "has another size than it says"),
+        (56, other_id.as_str()),
+    ] {
+        let mut damaged = image.clone();
+        damaged[at] ^= 4;
+        // The inode is the same.
+        std::fs::write(&second, &damaged).expect("it is ours");
+        let row = files(&rack)
+            .into_iter()
+            .find(|row| row["file"] == second.as_str())
+            .expect("it is there");
+        assert!(text(&row, "damage").contains(words) && row["node"].is_null(), "{row}");
+        assert_eq!(row["id"] == second_id.as_str(), at != 56, "{row}");
+        let shown = rack.text(&["arena", "list"]);
+        assert!(shown.contains(&format!("damaged: {}", text(&row, "damage"))), "{shown}");
+        let (code, said) = rack.failure(&["rack", "restart", "s2", "--keep"]);
+        assert!(code == Some(2) && said.contains(words), "{at}: {code:?}: {said}");
+    }
+    let status = rack.call(&["rack", "status"]);
+    let shown = String::from_utf8_lossy(&status.stdout).into_owned();
+    let of_map = format!("is damaged: its memory is in the BPF map {second_id}; ");
+    assert!(shown.contains(&of_map), "{shown}");
+    std::fs::write(&second, &image).expect("it is ours");
+    assert_eq!(row_of(&second_id).expect("the file is there")["damage"], Value::Null);
+    // So is the map of a server that was killed before it was ready, and whose file is gone.
+    let third = format!("/dev/shm/bluebridge-arena-{}", rack.name);
+    let exec = ["rack", "exec", "s2", "--rack", &rack.name, "--", env!("CARGO_BIN_EXE_bluebridge")];
+    let serve =
+        ["memserver", "--name", "s2", "--interface", "eth0", "--switch-port", "2", "--memory"];
+    let more = ["1M", "--controller", "[::1]:1", "--direct-reads", "on", "--arena-file", &third];
+    let mut starting = rack.command(&[&exec[..], &serve, &more].concat());
+    let starting =
+        Killed(starting.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs"));
+    let mut third_id = String::new();
+    until("its map is there", || {
+        let listed = rack.call(&["arena", "list", &third, "--json"]);
+        let rows: Value = serde_json::from_slice(&listed.stdout).unwrap_or_default();
+        let is_there = rows[0]["memory"] == "in_map";
+        is_there.then(|| third_id = text(&rows[0], "id"));
+        is_there
+    });
+    drop(starting);
+    std::fs::remove_file(&third).expect("it is ours");
+    let alone = row_of(&third_id).expect("the map is there");
+    assert_eq!((&alone["memory"], &alone["pid"]), (&"in_map_alone".into(), &Value::Null));
+    rack.text(&["arena", "drop", &third_id]);
+    assert_eq!(row_of(&third_id), None);
     std::fs::remove_file(&first).expect("it is ours");
     let alone = row_of(&first_id).expect("the map is there");
     assert_eq!((&alone["memory"], &alone["pid"]), (&"in_map_alone".into(), &Value::Null));
