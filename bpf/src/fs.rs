@@ -224,6 +224,8 @@ pub struct ArenaHead {
     pub is_in_map: bool,
     /// Its id.
     pub id: [u8; 16],
+    /// Whether it begins as such files do. If not, it is damaged: the rest says that it is one.
+    pub has_magic: bool,
 }
 
 /// The id of the arena of a file; `None` if the file is none of an arena, a copy of one, or not a regular file of this
@@ -248,15 +250,20 @@ pub fn arena_head(file: &Path) -> io::Result<Option<ArenaHead>> {
         Err(error) => return Err(error),
     }
     let is_own = start.ends_with(&file.metadata()?.ino().to_ne_bytes());
-    if !is_own || !start.starts_with(&ARENA_MAGIC) {
+    if !is_own {
         return Ok(None);
     }
     let number =
         |at: usize| start[at..].first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes));
     let version = number(ARENA_VERSION_AT);
+    let has_magic = start.starts_with(&ARENA_MAGIC);
+    // No other file has its own inode number and this version there.
+    if !has_magic && version != ARENA_VERSION {
+        return Ok(None);
+    }
     let is_in_map = version == ARENA_VERSION && number(ARENA_BACKING_AT) == ARENA_IN_MAP;
     let id = start[ARENA_ID_AT..].first_chunk();
-    Ok(id.map(|id| ArenaHead { version, is_in_map, id: *id }))
+    Ok(id.map(|id| ArenaHead { version, is_in_map, id: *id, has_magic }))
 }
 
 fn name_of(id: &[u8; 16]) -> String {

@@ -94,20 +94,28 @@ pub struct KeptMemory {
     pub is_kept: bool,
     /// Why not, or until when only; `None` if it is kept as long as the machine runs.
     pub reason: Option<String>,
+    /// It is not kept as it is now, but with what `reason` says the next process goes on with it.
+    #[serde(default)]
+    pub is_recoverable: bool,
 }
 
 impl KeptMemory {
     /// It is kept as long as the machine runs.
-    pub const KEPT: Self = Self { is_kept: true, reason: None };
+    pub const KEPT: Self = Self { is_kept: true, reason: None, is_recoverable: false };
 
     /// It ends with the process.
     pub fn lost(reason: impl fmt::Display) -> Self {
-        Self { is_kept: false, reason: Some(reason.to_string()) }
+        Self { is_kept: false, reason: Some(reason.to_string()), is_recoverable: false }
+    }
+
+    /// It is there, but the next process could not use it as it is now.
+    pub fn unreachable(reason: impl fmt::Display) -> Self {
+        Self { is_recoverable: true, ..Self::lost(reason) }
     }
 
     /// It outlives the process, but something else ends it.
     pub fn limited(reason: impl fmt::Display) -> Self {
-        Self { is_kept: true, reason: Some(reason.to_string()) }
+        Self { is_kept: true, ..Self::lost(reason) }
     }
 
     /// In one line.
@@ -127,7 +135,7 @@ impl KeptMemory {
             "lost" => false,
             _ => return None,
         };
-        Some(Self { is_kept, reason })
+        Some(Self { is_kept, reason, is_recoverable: false })
     }
 }
 
@@ -137,6 +145,7 @@ impl fmt::Display for KeptMemory {
         f.write_str(match (self.is_kept, &self.reason) {
             (true, None) => "outlives the process",
             (true, Some(_)) => "outlives the process for a limited time",
+            (false, _) if self.is_recoverable => "cannot be used by the next process",
             (false, _) => "ends with the process",
         })?;
         self.reason.as_ref().map_or(Ok(()), |reason| write!(f, ": {reason}"))
@@ -332,7 +341,10 @@ mod tests {
                 daemon.send_to(message.as_bytes(), socket.path()).expect("sent");
                 let patience = Patience::until(Instant::now() + Duration::from_secs(5));
                 assert_eq!(socket.wait(patience, || true).expect("waits"), Readiness::Ready);
-                assert_eq!(socket.kept(), Some(&KeptMemory { is_kept, reason: arrives.clone() }));
+                assert_eq!(
+                    socket.kept(),
+                    Some(&KeptMemory { is_kept, reason: arrives.clone(), is_recoverable: false })
+                );
             }
         }
         assert_eq!(KeptMemory::of_field("else"), None);

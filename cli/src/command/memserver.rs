@@ -171,7 +171,7 @@ pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
     }
     let kept = memory.outlives();
     match (&kept, memory.file()) {
-        (KeptMemory { is_kept: true, reason: None }, Some(file)) => {
+        (KeptMemory { is_kept: true, reason: None, .. }, Some(file)) => {
             tracing::info!(file = %file.display(), "the memory {kept}");
         }
         // Its user wanted it.
@@ -584,10 +584,15 @@ fn with_remedy(error: MembershipError, memory: &ServerMemory) -> anyhow::Error {
     let ServerMemory::Kept(kept) = memory else { return error.into() };
     let remedy = match reader(true) {
         Reader::Rack { restart, .. } => {
-            format!("`{restart}` drops them, and the server begins empty")
+            // They may be the only ones of another server.
+            format!(
+                "put the server's own file back in its place if this is another's; if no server needs these contents, \
+                 `{restart}` drops them, and the server begins empty"
+            )
         }
         Reader::Arenas | Reader::Server => {
-            "start with --fresh, which drops them, or name another file with --arena-file"
+            "name the server's own file with --arena-file; if no server needs these contents, start with --fresh, \
+             which drops them"
                 .to_owned()
         }
     };

@@ -87,7 +87,52 @@ fn a_server_refuses_memory_that_is_not_its_own() {
     let path = |row: &Value| row["file"].as_str().expect("a path").to_owned();
     // A copy would be refused before the controller is asked.
     rack.text(&["arena", "drop", &path(first)]);
-    std::fs::rename(path(second), path(first)).expect("they are in one directory");
+    let rename = |from: &str, to: &str| std::fs::rename(from, to).expect("they are in /dev/shm");
+    rename(&path(second), &path(first));
+    // Nothing that is proposed, or done, drops the only memory of the other one.
+    let of_other = format!("{} is the file of s2; ", path(first));
+    let back = "put the server's own file back in its place";
+    for words in [&["rack", "restart", "s1"][..], &["rack", "restart", "s1", "--keep"]] {
+        let (code, said) = rack.failure(words);
+        assert!(code == Some(2) && said.contains(&of_other) && said.contains(back), "{said}");
+    }
+    let status = rack.call(&["rack", "status"]);
+    let shown = String::from_utf8_lossy(&status.stdout).into_owned();
+    assert!(shown.contains("is that of s2; put the server's own file back"), "{shown}");
+    rename(&path(first), &path(second));
+    rack.text(&["rack", "restart", "s2", "--keep"]);
+    rack.text(&["rack", "restart", "s1"]);
+    // Both run, and each has the other's file in its place.
+    let aside = format!("/dev/shm/aside-{}", rack.name);
+    let swap = || {
+        rename(&path(first), &aside);
+        rename(&path(second), &path(first));
+        rename(&aside, &path(second));
+    };
+    swap();
+    let shown = rack.text(&["rack", "status"]);
+    for (server, owner) in [("s1", "s2"), ("s2", "s1")] {
+        let words = format!("The memory of {server} cannot be used by the next process: its file ");
+        let of_owner = format!("is that of {owner}; put the server's own file back");
+        assert!(shown.contains(&words) && shown.contains(&of_owner), "{shown}");
+    }
+    let killed = rack.text(&["rack", "kill", "s1"]);
+    assert!(killed.contains(&of_other) && killed.contains(back), "{killed}");
+    assert!(!killed.contains("end that process"), "{killed}");
+    swap();
+    rack.text(&["rack", "restart", "s1", "--keep"]);
+    rack.text(&["rack", "kill", "s1"]);
+    rack.text(&["rack", "kill", "s2"]);
+    rack.text(&["arena", "drop", &path(first)]);
+    rename(&path(second), &path(first));
+    // A record of an earlier version does not say whose file it is; the controller knows it.
+    let record = rack.state().join(&rack.name).join("state.json");
+    let text = std::fs::read(&record).expect("it is ours");
+    let mut state: Value = serde_json::from_slice(&text).expect("JSON");
+    for daemon in state["daemons"].as_array_mut().expect("a list") {
+        daemon["arena_ids"] = Value::Array(Vec::new());
+    }
+    std::fs::write(&record, state.to_string()).expect("it is ours");
     let (code, said) = rack.failure(&["rack", "restart", "s1", "--keep"]);
     assert_ne!(code, Some(0), "{said}");
     let log = rack.text(&["rack", "logs", "s1", "--rack", &rack.name]);
@@ -367,7 +412,7 @@ fn a_small_dev_shm_does_not_keep_memory_from_being_kept_in_maps() {
     );
     let [up, list, status] = printed.as_slice() else { panic!("{printed:?}") };
     for status in [up, status] {
-        let kept = serde_json::json!({ "is_kept": true, "reason": null });
+        let kept = serde_json::json!({ "is_kept": true, "reason": null, "is_recoverable": false });
         assert_eq!(kept_of_servers(status), [kept.clone(), kept]);
     }
     let in_map = |row: &Value| row["memory"] == "in_map" && row["bytes"].as_u64() > Some(16 << 20);
@@ -565,7 +610,10 @@ fn a_dev_shm_that_is_read_only_or_missing_is_named_with_what_to_do() {
                   \"$BB\" arena list 2> text && exit 1\n\
                   grep -q 'there is no directory /dev/shm; mount a tmpfs there (.mkdir /dev/shm ' text\n\
                   \"$BB\" rack up --name $RACK --servers 2 --clients 1 --memory 16M --no-direct-reads > text\n\
-                  grep -q 'The memory of s1, s2 ends with the process: there is no directory /dev/shm; mount a' text\n";
+                  grep -q 'The memory of s1, s2 ends with the process: there is no directory /dev/shm; mount a' text\n\
+                  mkdir /dev/shm; mount -t tmpfs tmpfs /dev/shm\n\
+                  \"$BB\" rack status --name $RACK > text\n\
+                  grep -q 'the process: when it started, there is no directory /dev/shm, which is no longer so; ' text\n";
     let output = in_small_memory("kept-missing", "4m", script);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}{said}", String::from_utf8_lossy(&output.stdout));
@@ -671,7 +719,10 @@ fn a_server_whose_file_the_next_one_would_refuse_is_not_stopped() {
         assert_eq!(kept["is_kept"], is_kept, "{kept}");
         assert!(is_kept || kept["reason"].as_str().expect("why").contains(words), "{kept}");
         let shown = rack.text(&["rack", "status"]);
-        assert_eq!(shown.contains("The memory of s1 ends with the process"), !is_kept, "{shown}");
+        let words = "The memory of s1 cannot be used by the next process";
+        assert_eq!(shown.contains(words), !is_kept, "{shown}");
+        assert_eq!(kept["is_recoverable"], !is_kept, "{kept}");
+        assert!(!shown.contains("ends with the process"), "{shown}");
     };
     std::fs::rename(path, &aside).expect("it is ours");
     kept(false, "is gone; put it back in its place, or `bluebridge rack restart s1");
@@ -765,6 +816,26 @@ fn a_server_whose_file_the_next_one_would_refuse_is_not_stopped() {
     let restarted = rack.text(&["rack", "restart", "s1"]);
     let dropped = "may be opened by other users; --keep would have kept it without that";
     assert!(restarted.contains(dropped), "{restarted}");
+    // A cause that is no more is told as one of the start.
+    set_mode(0o600);
+    rack.text(&["rack", "kill", "s1"]);
+    std::os::unix::fs::chown(path, Some(1), None).expect("this is root");
+    let restarted = rack.json(&["rack", "restart", "s1"]);
+    assert_eq!(restarted["kept_memory"]["is_kept"], false, "{restarted}");
+    let shown = rack.text(&["rack", "status"]);
+    let ends = "The memory of s1 ends with the process: ";
+    assert!(shown.contains(ends) && !shown.contains("when it started"), "{shown}");
+    std::os::unix::fs::chown(path, Some(0), None).expect("this is root");
+    let shown = rack.text(&["rack", "status"]);
+    let was = format!(
+        "{ends}when it started, {} belongs to another user (uid 1), which is no longer so; `bluebridge rack restart s1",
+        path.display()
+    );
+    assert!(shown.contains(&was), "{shown}");
+    let (_, said) = rack.failure(&["rack", "restart", "s1", "--keep"]);
+    assert!(said.contains(was.strip_prefix("The ").expect("so")), "{said}");
+    let restarted = rack.json(&["rack", "restart", "s1"]);
+    assert_eq!(restarted["kept_memory"]["is_kept"], true, "{restarted}");
 }
 
 /// `ip netns exec` mounts another /sys, and so hides the BPF file system.
