@@ -529,7 +529,13 @@ impl Rack {
                 arena::note_id(record);
                 return self.save();
             }
-            (Readiness::Stopped, Some(status)) => DaemonFailure::Exited(status),
+            (Readiness::Stopped, Some(status)) => match daemon.ready.failure() {
+                Some(words) => {
+                    let (name, words) = (record.name.clone(), words.to_owned());
+                    return Err(RackError::NotStarted { name, words, status });
+                }
+                None => DaemonFailure::Exited(status),
+            },
             (Readiness::Stopped, None) => return Err(RackError::Cancelled),
             (Readiness::Late, _) => DaemonFailure::Late {
                 waited: start.elapsed(),

@@ -134,7 +134,7 @@ fn a_server_refuses_memory_that_is_not_its_own() {
     }
     std::fs::write(&record, state.to_string()).expect("it is ours");
     let (code, said) = rack.failure(&["rack", "restart", "s1", "--keep"]);
-    assert_ne!(code, Some(0), "{said}");
+    assert!(code == Some(3) && said.trim_end().lines().count() == 1, "{code:?}: {said}");
     let log = rack.text(&["rack", "logs", "s1", "--rack", &rack.name]);
     // The cause, and then what the user of a rack can do, who gave no option of a server.
     let restart = format!("`bluebridge rack restart s1 --rack {}`", rack.name);
@@ -142,7 +142,9 @@ fn a_server_refuses_memory_that_is_not_its_own() {
     let refused = refused.unwrap_or_else(|| panic!("{log}"));
     let (cause, remedy) = refused.split_once("; ").expect("a cause and a remedy");
     assert!(cause.contains("not of s1") && cause.contains(&path(first)), "{refused}");
-    assert!(remedy.starts_with(&restart) && remedy.contains("begins empty"), "{refused}");
+    assert!(said.contains(cause.split_once("contents").expect("of what").1), "{said}");
+    assert!(remedy.starts_with(back) && remedy.contains("if no server needs"), "{refused}");
+    assert!(remedy.contains(&restart) && remedy.contains("begins empty"), "{refused}");
     assert!(!refused.contains("--fresh") && !refused.contains("--arena-file"), "{refused}");
     rack.text(&["rack", "restart", "s1"]);
 }
@@ -169,7 +171,11 @@ fn a_server_with_damaged_memory_does_not_join() {
     file.seek(SeekFrom::Start(4096 + 16_384)).expect("it is longer");
     file.write_all(&[0xff; 512]).expect("there is room");
     let (code, said) = rack.failure(&["rack", "restart", "s1", "--keep"]);
-    assert!(code != Some(0) && said.contains("the record of its last change"), "{said}");
+    let words = format!(
+        "did not start: {path} holds an arena that cannot be taken over: the record of its last change"
+    );
+    assert!(code == Some(2) && said.contains(&words), "{code:?}: {said}");
+    assert_eq!(said.trim_end().lines().count(), 1, "{said}");
     let restart = format!("`bluebridge rack restart s1 --rack {}`", rack.name);
     assert!(said.contains(&restart) && !said.contains("--fresh"), "{said}");
     assert_eq!(incarnation(), before);
