@@ -236,20 +236,16 @@ fn assert_damage_of_redo_is_refused(file: &File, image: &[u8], seed: usize) {
     let (redo, _) = file.options().layout().expect("it fits").places_of(0);
     let (extent, part) = (size_of::<redo::Extent>(), size_of::<redo::PagePart>());
     let kind = redo + extent + LINE_PAGES * part;
-    let used = match u32::from(image[kind]) {
+    let first_part = redo + extent..redo + extent + part;
+    let is_zero = image[redo + extent + 17] != 0;
+    let (described, new_bytes) = match u32::from(image[kind]) {
         redo::NONE => return,
-        // The first part, the number of parts, and the first of the new bytes unless they are zeros.
-        redo::PAGES if image[redo + extent + 17] == 0 => {
-            vec![
-                redo + extent..redo + extent + part,
-                kind + 4..kind + 8,
-                redo + PAGE_BYTES..redo + PAGE_BYTES + 1,
-            ]
-        }
-        redo::PAGES => vec![redo + extent..redo + extent + part, kind + 4..kind + 8],
-        _ => vec![redo..redo + extent],
+        redo::PAGES if is_zero => (first_part, 0..0),
+        redo::PAGES => (first_part, redo + PAGE_BYTES..redo + PAGE_BYTES + 1),
+        _ => (redo..redo + extent, 0..0),
     };
-    let bytes: Vec<_> = used.into_iter().chain([kind..kind + 4]).flatten().collect();
+    // Behind the kind is the number of parts.
+    let bytes: Vec<_> = described.chain(new_bytes).chain(kind..kind + 8).collect();
     for at in bytes.into_iter().skip(seed % 5).step_by(5) {
         let mut image = image.to_vec();
         image[at] ^= 1 << (seed % 8);
