@@ -178,6 +178,11 @@ pub const ARENA_VERSION: u32 = 4;
 /// Where in an arena's file its version is, 4 bytes in the machine's order.
 pub const ARENA_VERSION_AT: usize = 8;
 
+/// Where in an arena's file its state is, 4 bytes in the machine's order, and the last state that there is.
+pub const ARENA_STATE_AT: usize = 12;
+/// See [`ARENA_STATE_AT`].
+pub const ARENA_STATE_MAX: u32 = 2;
+
 /// Where in an arena's file it says where the memory is, 4 bytes in the machine's order.
 pub const ARENA_BACKING_AT: usize = ARENA_ID_AT - 4;
 
@@ -224,8 +229,8 @@ pub struct ArenaHead {
     pub is_in_map: bool,
     /// Its id.
     pub id: [u8; 16],
-    /// Whether it begins as such files do. If not, it is damaged: the rest says that it is one.
-    pub has_magic: bool,
+    /// Whether its first bytes or its state cannot be those of such a file, although the rest says that it is one.
+    pub is_damaged: bool,
 }
 
 /// The id of the arena of a file; `None` if the file is none of an arena, a copy of one, or not a regular file of this
@@ -261,9 +266,11 @@ pub fn arena_head(file: &Path) -> io::Result<Option<ArenaHead>> {
     if !has_magic && version != ARENA_VERSION {
         return Ok(None);
     }
-    let is_in_map = version == ARENA_VERSION && number(ARENA_BACKING_AT) == ARENA_IN_MAP;
+    let is_this = version == ARENA_VERSION;
+    let is_in_map = is_this && number(ARENA_BACKING_AT) == ARENA_IN_MAP;
+    let is_damaged = !has_magic || is_this && number(ARENA_STATE_AT) > ARENA_STATE_MAX;
     let id = start[ARENA_ID_AT..].first_chunk();
-    Ok(id.map(|id| ArenaHead { version, is_in_map, id: *id, has_magic }))
+    Ok(id.map(|id| ArenaHead { version, is_in_map, id: *id, is_damaged }))
 }
 
 fn name_of(id: &[u8; 16]) -> String {

@@ -219,8 +219,8 @@ pub(crate) fn loss(file: &Path, last: Option<[u8; 16]>, restart: &str) -> Option
                 let pin = arena_pin(id).symlink_metadata();
                 pin.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
             };
-            if !head.has_magic {
-                let words = format!("the first bytes of its file {shown} are damaged; {anew}");
+            if head.is_damaged {
+                let words = format!("the header of its file {shown} is damaged; {anew}");
                 return Some(Loss { words, is_recoverable: false });
             }
             if !head.is_in_map || !is_gone(&head.id) || may_hide_pins() {
@@ -369,9 +369,7 @@ mod tests {
         assert!(found[3].ends_with(&format!("; `chmod 600 {}` ends that", file.display())));
         // Whether it is there cannot be seen from everywhere.
         assert_eq!(in_map.contains("the BPF map of its file"), !may_hide_pins(), "{in_map}");
-        assert!(
-            damaged.words.starts_with("the first bytes of its file ") && !damaged.is_recoverable
-        );
+        assert!(damaged.words.starts_with("the header of its file ") && !damaged.is_recoverable);
         let other = format!("in layout {} of another version", ARENA_VERSION + 1);
         assert!(found[4].contains(&other) && !found[4].contains("gone"), "{found:?}");
     }

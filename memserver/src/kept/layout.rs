@@ -11,8 +11,8 @@ use core::{mem::offset_of, ops::Range};
 use std::sync::Arc;
 
 use bluebridge_bpf::fs::{
-    ARENA_BACKING_AT, ARENA_ID_AT, ARENA_IN_MAP, ARENA_INODE_AT, ARENA_MAGIC, ARENA_VERSION,
-    ARENA_VERSION_AT,
+    ARENA_BACKING_AT, ARENA_ID_AT, ARENA_IN_MAP, ARENA_INODE_AT, ARENA_MAGIC, ARENA_STATE_AT,
+    ARENA_STATE_MAX, ARENA_VERSION, ARENA_VERSION_AT,
 };
 use bluebridge_wire::{
     ArenaGeneration, NodeId, Space,
@@ -117,6 +117,7 @@ impl Header {
 
 const _: () = assert!(size_of::<Header>() <= PAGE_BYTES);
 const _: () = assert!(offset_of!(Header, version) == ARENA_VERSION_AT);
+const _: () = assert!(offset_of!(Header, state) == ARENA_STATE_AT && STATE_FULL == ARENA_STATE_MAX);
 const _: () = assert!(offset_of!(Header, backing) == ARENA_BACKING_AT);
 const _: () = assert!(offset_of!(Header, id) == ARENA_ID_AT);
 const _: () = assert!(offset_of!(Header, inode) == ARENA_INODE_AT);

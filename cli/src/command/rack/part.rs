@@ -115,6 +115,8 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
     }
     rack.set_cancel(interrupt::watch().context("cannot watch for signals")?);
     rack.set_logging(log_filter(global), log_format(global))?;
+    // One that never became ready may have found the contents damaged.
+    let was_ready = rack.running_pid(&name).is_some() || rack.kept_memory(&name)?.is_some();
     let was = rack.stop_daemon(&name, GRACE)?;
     let more: &[&str] = match (is_server && !options.keep, options.force) {
         (true, _) => &[FRESH],
@@ -140,6 +142,7 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
         };
         let dropped = match &found {
             _ if options.keep || !is_recorded => String::new(),
+            Ok(()) if !was_ready => "; its memory begins empty".to_owned(),
             Ok(()) => "; its memory begins empty, --keep would have kept it".to_owned(),
             Err(NotFound { cause, is_recoverable: true, .. }) => {
                 format!(

@@ -179,7 +179,8 @@ fn a_server_with_damaged_memory_does_not_join() {
     let restart = format!("`bluebridge rack restart s1 --rack {}`", rack.name);
     assert!(said.contains(&restart) && !said.contains("--fresh"), "{said}");
     assert_eq!(incarnation(), before);
-    rack.text(&["rack", "restart", "s1"]);
+    let restarted = rack.text(&["rack", "restart", "s1"]);
+    assert!(!restarted.contains("would have kept"), "{restarted}");
     assert_eq!(incarnation(), before + 1);
 }
 
@@ -245,10 +246,18 @@ fn maps_without_files_and_files_without_maps_are_shown_and_dropped() {
         assert!(shown.contains(&format!("damaged: {}", text(&row, "damage"))), "{shown}");
         let (code, said) = rack.failure(&["rack", "restart", "s2", "--keep"]);
         assert!(code == Some(2) && said.contains(words), "{at}: {code:?}: {said}");
+        if at == 12 {
+            let status = rack.call(&["rack", "status"]);
+            let shown = String::from_utf8_lossy(&status.stdout);
+            let cause = format!("its memory: the header of its file {second} is damaged; ");
+            assert!(shown.contains(&cause), "{shown}");
+        }
     }
     let status = rack.call(&["rack", "status"]);
     let shown = String::from_utf8_lossy(&status.stdout).into_owned();
-    let of_map = format!("is damaged: its memory is in the BPF map {second_id}; ");
+    let of_map = format!(
+        "the id in its file {second} is damaged: its memory is in the BPF map {second_id}; "
+    );
     assert!(shown.contains(&of_map), "{shown}");
     std::fs::write(&second, &image).expect("it is ours");
     assert_eq!(row_of(&second_id).expect("the file is there")["damage"], Value::Null);
