@@ -178,6 +178,11 @@ pub const ARENA_VERSION: u32 = 4;
 /// Where in an arena's file its version is, 4 bytes in the machine's order.
 pub const ARENA_VERSION_AT: usize = 8;
 
+/// Where in an arena's file its state is, 4 bytes in the machine's order, and the last state that there is.
+pub const ARENA_STATE_AT: usize = 12;
+/// See [`ARENA_STATE_AT`].
+pub const ARENA_STATE_MAX: u32 = 2;
+
 /// Where in an arena's file it says where the memory is, 4 bytes in the machine's order.
 pub const ARENA_BACKING_AT: usize = ARENA_ID_AT - 4;
 
@@ -224,6 +229,8 @@ pub struct ArenaHead {
     pub is_in_map: bool,
     /// Its id.
     pub id: [u8; 16],
+    /// Whether its first bytes or its state cannot be those of such a file, although the rest says that it is one.
+    pub is_damaged: bool,
 }
 
 /// The id of the arena of a file; `None` if the file is none of an arena, a copy of one, or not a regular file of this
@@ -248,15 +255,22 @@ pub fn arena_head(file: &Path) -> io::Result<Option<ArenaHead>> {
         Err(error) => return Err(error),
     }
     let is_own = start.ends_with(&file.metadata()?.ino().to_ne_bytes());
-    if !is_own || !start.starts_with(&ARENA_MAGIC) {
+    if !is_own {
         return Ok(None);
     }
     let number =
         |at: usize| start[at..].first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes));
     let version = number(ARENA_VERSION_AT);
-    let is_in_map = version == ARENA_VERSION && number(ARENA_BACKING_AT) == ARENA_IN_MAP;
+    let has_magic = start.starts_with(&ARENA_MAGIC);
+    // No other file has its own inode number and this version there.
+    if !has_magic && version != ARENA_VERSION {
+        return Ok(None);
+    }
+    let is_this = version == ARENA_VERSION;
+    let is_in_map = is_this && number(ARENA_BACKING_AT) == ARENA_IN_MAP;
+    let is_damaged = !has_magic || is_this && number(ARENA_STATE_AT) > ARENA_STATE_MAX;
     let id = start[ARENA_ID_AT..].first_chunk();
-    Ok(id.map(|id| ArenaHead { version, is_in_map, id: *id }))
+    Ok(id.map(|id| ArenaHead { version, is_in_map, id: *id, is_damaged }))
 }
 
 fn name_of(id: &[u8; 16]) -> String {

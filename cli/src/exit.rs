@@ -125,6 +125,9 @@ fn of_daemon(cause: &(dyn std::error::Error + 'static)) -> Option<Exit> {
         Some(of_reserve(error))
     } else if let Some(StartError::Memory(error)) = cause.downcast_ref::<StartError>() {
         Some(of_reserve(error))
+    } else if let Some(StartError::Damaged(_)) = cause.downcast_ref::<StartError>() {
+        // As of a file that is found to be damaged earlier.
+        Some(Exit::Usage)
     } else if let Some(error) = cause.downcast_ref::<ArenaFileError>() {
         Some(of_arena_file(error))
     } else if let Some(error) = cause.downcast_ref::<PortError>() {
@@ -188,7 +191,9 @@ fn of_arena_file(error: &ArenaFileError) -> Exit {
         ArenaFileError::Foreign { what: Foreign::Directory, .. } => Exit::Usage,
         ArenaFileError::Foreign { .. } | ArenaFileError::ReadOnly { .. } => Exit::NotPermitted,
         ArenaFileError::Io { error, .. } => of_input(error),
-        ArenaFileError::Missing { .. }
+        ArenaFileError::Copy { .. }
+        | ArenaFileError::Damaged { .. }
+        | ArenaFileError::Missing { .. }
         | ArenaFileError::NoArena { .. }
         | ArenaFileError::NoDirectory { .. }
         | ArenaFileError::OnDisk { .. }
@@ -355,6 +360,14 @@ fn of_rack(error: &RackError) -> Exit {
         | RackError::State(StateError::NotPrivate(_))
         | RackError::UserNamespace(UserNamespaceError::Forbidden { .. }) => Exit::NotPermitted,
         RackError::Daemon { reason: DaemonFailure::Late { .. }, .. } => Exit::Unreachable,
+        // Its own code is that of its error.
+        RackError::NotStarted { status, .. } => match status.code() {
+            Some(2) => Exit::Usage,
+            Some(3) => Exit::Refused,
+            Some(4) => Exit::Unreachable,
+            Some(5) => Exit::NotPermitted,
+            _ => Exit::Failure,
+        },
         RackError::Namespace(error) if error.is_permission() => Exit::NotPermitted,
         RackError::Network { source, .. } => of_network(source),
         _ => Exit::Failure,

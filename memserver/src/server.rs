@@ -182,9 +182,7 @@ pub enum StartError {
     #[error("the memory server cannot get its memory: {0}")]
     Memory(#[from] ReserveError),
     /// The memory of an earlier process is damaged.
-    #[error(
-        "the kept memory cannot be taken over: {0}; start with --fresh, which drops its contents"
-    )]
+    #[error("the kept memory cannot be taken over: {0}")]
     Damaged(#[from] Damaged),
     /// A thread could not be started.
     #[error("a thread of the memory server could not be started: {0}")]

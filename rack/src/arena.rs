@@ -15,6 +15,7 @@ use crate::state::{DaemonRecord, RackState};
 use bluebridge_bpf::fs::{
     ARENA_VERSION, arena_head, arena_id, arena_pin, may_hide_pins, open_own, remove_arena_pin,
 };
+use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::process::geteuid;
 
 /// A file system in memory that every Linux has. The one in which racks are recorded is too small.
@@ -94,26 +95,45 @@ pub(crate) fn remove(directory: &Path, state: Option<&RackState>) -> Result<usiz
     result.map(|()| removed)
 }
 
-/// The arenas in BPF maps that the processes of a server had.
+/// The arenas that the processes of a server had; the last one is that of the current process. Those in files have no
+/// pin.
 fn arena_ids(daemon: &DaemonRecord) -> impl Iterator<Item = [u8; 16]> {
     let ids = daemon.arena_ids.iter();
     ids.filter_map(|id| u128::from_str_radix(id, 16).ok()).map(u128::to_be_bytes)
 }
 
-/// Records which map the memory of a server that is ready is in. Its file may be gone when the rack is taken down.
+/// The arena of the current process of a server, or of its last one.
+pub(crate) fn last_id(daemon: &DaemonRecord) -> Option<[u8; 16]> {
+    arena_ids(daemon).last()
+}
+
+/// The other server of the rack whose memory is in the file of this one, as far as it is recorded.
+pub(crate) fn owner_of_contents<'a>(
+    state: &'a RackState,
+    daemon: &DaemonRecord,
+) -> Option<&'a DaemonRecord> {
+    let id = arena_head(Path::new(arena_of(daemon)?)).ok().flatten()?.id;
+    let holds = |it: &&DaemonRecord| last_id(it) == Some(id);
+    if holds(&daemon) {
+        return None;
+    }
+    state.daemons.iter().filter(|it| it.name != daemon.name).find(holds)
+}
+
+/// Records which arena the memory of a server that is ready is in, as the last one. Its file may be gone when the rack is
+/// taken down, or in the place of another one's.
 pub(crate) fn note_id(daemon: &mut DaemonRecord) {
     let head = arena_of(daemon).and_then(|file| arena_head(Path::new(file)).ok().flatten());
-    let Some(head) = head.filter(|head| head.is_in_map) else { return };
+    let Some(head) = head else { return };
     let id = format!("{:032x}", u128::from_be_bytes(head.id));
-    // Those that are gone need not be removed; what another mount namespace hides is not gone.
+    // Those without a pin need not be removed; what another mount namespace hides is not gone.
     if !may_hide_pins() {
         let gone: Vec<_> = arena_ids(daemon).map(|id| !arena_pin(&id).exists()).collect();
         let mut gone = gone.into_iter();
         daemon.arena_ids.retain(|_| !gone.next().unwrap_or(false));
     }
-    if !daemon.arena_ids.contains(&id) {
-        daemon.arena_ids.push(id);
-    }
+    daemon.arena_ids.retain(|earlier| *earlier != id);
+    daemon.arena_ids.push(id);
 }
 
 /// The error of memory that stays, with what its user can do.
@@ -132,32 +152,51 @@ fn left(doing: &'static str, path: &Path, source: io::Error) -> RackError {
     RackError::LeftMemory { doing, path: path.to_owned(), source, remedy }
 }
 
-/// Why the next process of a server cannot go on with the memory in its file, and what to do; `None` if it seems that it
-/// can. `restart` is the command that begins with empty memory. A cheap look, which reads no contents.
-pub(crate) fn loss(file: &Path, restart: &str) -> Option<String> {
+/// Why the next process of a server cannot go on with its memory, and what to do.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Loss {
+    /// The cause and the remedy.
+    pub(crate) words: String,
+    /// With the remedy, it can.
+    pub(crate) is_recoverable: bool,
+}
+
+impl Loss {
+    fn for_now(words: String) -> Self {
+        Self { words, is_recoverable: true }
+    }
+}
+
+/// What is lost of the memory in a server's file, or out of reach; `None` if it seems that the next process can go on
+/// with it. `last` is the arena that the server had last, as far as that is recorded, and `restart` is the command that
+/// begins with empty memory. A cheap look, which reads no contents.
+pub(crate) fn loss(file: &Path, last: Option<[u8; 16]>, restart: &str) -> Option<Loss> {
     let shown = file.display();
     let anew = format!("`{restart}` gives it new, empty memory");
-    let unreadable =
-        |error: io::Error| Some(format!("its file {shown} cannot be read: {error}; {anew}"));
+    let unreadable = |error: io::Error| {
+        Some(Loss::for_now(format!("its file {shown} cannot be read: {error}; {anew}")))
+    };
     let replaced = |by: &str| {
-        Some(format!(
+        Some(Loss::for_now(format!(
             "{by} is in the place of its file {shown}; put that back, or remove what is there (`rm -r {shown}`), then \
              {anew}"
-        ))
+        )))
     };
     let found = match fs::symlink_metadata(file) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Some(format!("its file {shown} is gone; put it back in its place, or {anew}"));
+            return Some(Loss::for_now(format!(
+                "its file {shown} is gone; put it back in its place, or {anew}"
+            )));
         }
         Err(error) => return unreadable(error),
     };
     let own = geteuid().as_raw();
     if found.is_file() && found.uid() != own {
-        return Some(format!(
+        return Some(Loss::for_now(format!(
             "{shown} belongs to another user (uid {}); if it is the server's, `chown {own} {shown}` as root gives it back",
             found.uid()
-        ));
+        )));
     }
     match open_own(file) {
         Ok(Some(_)) => {}
@@ -165,26 +204,58 @@ pub(crate) fn loss(file: &Path, restart: &str) -> Option<String> {
         Err(error) => return unreadable(error),
     }
     if found.mode() & 0o077 != 0 {
-        return Some(format!(
+        return Some(Loss::for_now(format!(
             "its file {shown} may be opened by other users; `chmod 600 {shown}` ends that"
-        ));
+        )));
     }
     match arena_head(file) {
-        Ok(Some(head)) if head.version != ARENA_VERSION => Some(format!(
+        Ok(Some(head)) if head.version != ARENA_VERSION => Some(Loss::for_now(format!(
             "its file {shown} is in layout {} of another version of bluebridge; start it with the program of that \
              version, or {anew}",
             head.version
-        )),
+        ))),
         Ok(Some(head)) => {
-            let pin = arena_pin(&head.id).symlink_metadata();
-            let is_gone = pin.is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-            (head.is_in_map && is_gone && !may_hide_pins())
-                .then(|| format!("the BPF map of its file {shown} is gone; {anew}"))
+            let is_gone = |id: &[u8; 16]| {
+                let pin = arena_pin(id).symlink_metadata();
+                pin.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+            };
+            if head.is_damaged {
+                let words = format!("the header of its file {shown} is damaged; {anew}");
+                return Some(Loss { words, is_recoverable: false });
+            }
+            if !head.is_in_map || !is_gone(&head.id) || may_hide_pins() {
+                return None;
+            }
+            // Maps have other ids than files, so this one is a map.
+            let words = match last.filter(|last| *last != head.id && !is_gone(last)) {
+                Some(last) => format!(
+                    "the id in its file {shown} is damaged: its memory is in the BPF map {:032x}; {anew}",
+                    u128::from_be_bytes(last)
+                ),
+                None => format!("the BPF map of its file {shown} is gone; {anew}"),
+            };
+            Some(Loss { words, is_recoverable: false })
         }
         Ok(None) if found.len() == 0 => replaced("an empty file"),
         Ok(None) => replaced("a copy, or a file that is no arena's,"),
         Err(error) => unreadable(error),
     }
+}
+
+/// Whether nothing is left of what kept a server from using its file when it started. Only of causes that can be seen:
+/// whether there is room now is not known.
+pub(crate) fn is_mended(file: &Path, cause: &str) -> bool {
+    if cause.contains(&*file.to_string_lossy()) {
+        // Something else had its place, and what is there now can be used, or made.
+        let is_free = file.symlink_metadata().is_err_and(|it| it.kind() == io::ErrorKind::NotFound);
+        return is_free || loss(file, None, "").is_none();
+    }
+    let Some(system) = file.parent().and_then(|directory| statvfs(directory).ok()) else {
+        return false;
+    };
+    let is_missing = cause.contains("there is no directory");
+    let is_read_only = cause.contains("read-only file system");
+    (is_missing || is_read_only) && !system.f_flag.contains(StatVfsMountFlags::RDONLY)
 }
 
 /// Whether it is a file of [`DIRECTORY`] whose name begins so.
@@ -243,7 +314,8 @@ mod tests {
     fn what_has_become_of_a_file_is_seen() {
         let process = std::process::id();
         let file = Path::new(DIRECTORY).join(format!("loss-{process}"));
-        let loss_of = |file: &Path| loss(file, "RESTART").unwrap_or_default();
+        let loss_of =
+            |file: &Path| loss(file, None, "RESTART").map_or_else(String::new, |it| it.words);
         // A file that is there no more can be somewhere else.
         let gone = loss_of(&file);
         std::os::unix::fs::symlink("/etc/passwd", &file).expect("there is room");
@@ -280,6 +352,10 @@ mod tests {
         number(&mut header, ARENA_BACKING_AT, ARENA_IN_MAP);
         fs::write(&file, &header).expect("there is room");
         let in_map = loss_of(&file);
+        header[0] ^= 1;
+        fs::write(&file, &header).expect("there is room");
+        let damaged = loss(&file, None, "RESTART").expect("its magic number is damaged");
+        header[0] ^= 1;
         // Where another version has its memory is not known.
         number(&mut header, ARENA_VERSION_AT, ARENA_VERSION + 1);
         fs::write(&file, &header).expect("there is room");
@@ -293,6 +369,7 @@ mod tests {
         assert!(found[3].ends_with(&format!("; `chmod 600 {}` ends that", file.display())));
         // Whether it is there cannot be seen from everywhere.
         assert_eq!(in_map.contains("the BPF map of its file"), !may_hide_pins(), "{in_map}");
+        assert!(damaged.words.starts_with("the header of its file ") && !damaged.is_recoverable);
         let other = format!("in layout {} of another version", ARENA_VERSION + 1);
         assert!(found[4].contains(&other) && !found[4].contains("gone"), "{found:?}");
     }

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use crate::access::rack_environment;
-use crate::arena;
+use crate::arena::{self, Loss};
 use crate::error::failed;
 use crate::layout::{CONTROLLER_INTERFACE, ENDPOINT_INTERFACE, Layout, OPENFLOW, P4RUNTIME};
 use crate::process::{self, ProcessRecord, Stopped, stop_all};
@@ -181,10 +181,44 @@ fn is_memory_server(daemon: &DaemonRecord) -> bool {
 
 impl DaemonRecord {
     /// Whether the next process of a memory server may go on with its memory.
-    pub fn may_keep_memory(&self) -> bool {
-        let is_there =
-            arena_of(self).is_some_and(|file| arena::loss(Path::new(file), "").is_none());
+    pub fn may_keep_memory(&self, state: &RackState) -> bool {
+        let is_there = arena_of(self).is_some() && self.loss(state, "").is_none();
         is_there && self.kept_memory.as_ref().is_none_or(|kept| kept.is_kept)
+    }
+
+    /// Why the next process of a memory server cannot go on with the memory in its file; `None` if it seems that it can,
+    /// or has no file. `restart` is the command that begins with empty memory.
+    pub(crate) fn loss(&self, state: &RackState, restart: &str) -> Option<Loss> {
+        let file = Path::new(arena_of(self)?);
+        match arena::owner_of_contents(state, self) {
+            // To begin empty would drop the other server's memory.
+            Some(owner) => Some(Loss {
+                words: format!(
+                    "its file {} is that of {}; put the server's own file back in its place",
+                    file.display(),
+                    owner.node
+                ),
+                is_recoverable: true,
+            }),
+            None => arena::loss(file, arena::last_id(self), restart),
+        }
+    }
+
+    /// What a memory server reported of its memory when it was ready. If it could not use its file then, and could now,
+    /// that is said: its memory ends with it nevertheless. `restart` is the command that begins with empty memory.
+    pub(crate) fn reported_memory(&self, restart: &str) -> Option<KeptMemory> {
+        let kept = self.kept_memory.clone()?;
+        let reason = kept.reason.as_deref().filter(|_| !kept.is_kept);
+        let mended = reason.zip(arena_of(self)).and_then(|(reason, file)| {
+            let (cause, _) = reason.split_once("; ").unwrap_or((reason, ""));
+            arena::is_mended(Path::new(file), cause).then_some(cause)
+        });
+        let words = mended.map(|cause| {
+            format!(
+                "when it started, {cause}, which is no longer so; `{restart}` gives it new, empty memory that outlives it"
+            )
+        });
+        Some(words.map_or(kept, KeptMemory::lost))
     }
 }
 
@@ -313,9 +347,14 @@ impl Rack {
     ///
     /// # Errors
     /// [`RackError::NoDaemon`].
-    pub fn kept_memory(&self, name: &str) -> Result<Option<&KeptMemory>, RackError> {
+    pub fn kept_memory(&self, name: &str) -> Result<Option<KeptMemory>, RackError> {
         let daemon = self.state.daemons.get(self.find_daemon(name)?);
-        Ok(daemon.and_then(|daemon| daemon.kept_memory.as_ref()))
+        let restart = name.parse().map_or_else(|_| String::new(), |part: Part| self.restart(part));
+        Ok(daemon.and_then(|daemon| daemon.reported_memory(&restart)))
+    }
+
+    fn restart(&self, part: Part) -> String {
+        part.restart(&self.state.spec.name)
     }
 
     /// Whether the next process of a memory server may go on with its memory.
@@ -324,7 +363,18 @@ impl Rack {
     /// [`RackError::NoDaemon`].
     pub fn may_keep_memory(&self, name: &str) -> Result<bool, RackError> {
         let daemon = self.state.daemons.get(self.find_daemon(name)?);
-        Ok(daemon.is_some_and(DaemonRecord::may_keep_memory))
+        Ok(daemon.is_some_and(|daemon| daemon.may_keep_memory(&self.state)))
+    }
+
+    /// The other server whose memory is in the file of a memory server, and the place of that one's file; `None` if it is
+    /// not known to be another one's.
+    ///
+    /// # Errors
+    /// [`RackError::NoDaemon`].
+    pub fn owner_of_contents(&self, name: &str) -> Result<Option<(Node, &Path)>, RackError> {
+        let daemon = self.state.daemons.get(self.find_daemon(name)?);
+        let owner = daemon.and_then(|daemon| arena::owner_of_contents(&self.state, daemon));
+        Ok(owner.and_then(|owner| Some((owner.node, Path::new(arena_of(owner)?)))))
     }
 
     /// Stops one daemon: SIGTERM, and SIGKILL after `grace`.
@@ -440,7 +490,7 @@ impl Rack {
         ));
         command.env(readiness::VARIABLE, ready.path()).current_dir(self.directory.path());
         if let Ok(part) = name.parse::<Part>() {
-            command.env(RESTART_VARIABLE, part.restart(&self.state.spec.name));
+            command.env(RESTART_VARIABLE, self.restart(part));
         }
         for (variable, value) in
             [(LOG_VARIABLE, &self.state.log_filter), (LOG_FORMAT_VARIABLE, &self.state.log_format)]
@@ -479,7 +529,13 @@ impl Rack {
                 arena::note_id(record);
                 return self.save();
             }
-            (Readiness::Stopped, Some(status)) => DaemonFailure::Exited(status),
+            (Readiness::Stopped, Some(status)) => match daemon.ready.failure() {
+                Some(words) => {
+                    let (name, words) = (record.name.clone(), words.to_owned());
+                    return Err(RackError::NotStarted { name, words, status });
+                }
+                None => DaemonFailure::Exited(status),
+            },
             (Readiness::Stopped, None) => return Err(RackError::Cancelled),
             (Readiness::Late, _) => DaemonFailure::Late {
                 waited: start.elapsed(),

@@ -31,6 +31,16 @@ pub enum RackError {
         /// The end of its log.
         log_tail: String,
     },
+    /// A memory server did not start, and has said why and what to do.
+    #[error("{name} did not start: {words}")]
+    NotStarted {
+        /// The daemon.
+        name: String,
+        /// The cause and the remedy.
+        words: String,
+        /// How it ended.
+        status: ExitStatus,
+    },
     /// The eBPF data plane cannot be loaded in a user namespace.
     #[error("the ebpf switch needs root; use --switch soft without root")]
     EbpfNeedsRoot,

@@ -18,6 +18,9 @@ pub const VARIABLE: &str = "NOTIFY_SOCKET";
 /// The field of a datagram with which a memory server reports [`KeptMemory`]. Systemd ignores it.
 const KEPT_MEMORY: &str = "X_BLUEBRIDGE_KEPT_MEMORY";
 
+/// The field with which a memory server that does not start reports why, with what to do.
+const FAILURE: &str = "X_BLUEBRIDGE_FAILURE";
+
 /// The most characters of a reason that is reported.
 const REASON_MAX: usize = 1000;
 
@@ -52,9 +55,22 @@ pub fn report_server_ready(kept: &KeptMemory) {
     log_ready(send_ready(&server_report(kept)));
 }
 
+/// Reports to the starter of this process why it does not start, and what to do: one line, which the starter shows instead
+/// of the log.
+pub fn report_failure(words: &str) {
+    let sent = send_ready(&format!("STATUS={0}\n{FAILURE}={0}", limited_line(words)));
+    if let Err(error) = sent {
+        tracing::debug!(%error, "the failure is only in the log");
+    }
+}
+
 /// Each field is a line: the name of a file may contain others.
 fn server_report(kept: &KeptMemory) -> String {
     format!("READY=1\nSTATUS={}\n{KEPT_MEMORY}={}", one_line(&kept.to_string()), kept.field())
+}
+
+fn limited_line(text: &str) -> String {
+    one_line(text).chars().take(REASON_MAX).collect()
 }
 
 /// The text without control characters.
@@ -94,28 +110,35 @@ pub struct KeptMemory {
     pub is_kept: bool,
     /// Why not, or until when only; `None` if it is kept as long as the machine runs.
     pub reason: Option<String>,
+    /// It is not kept as it is now, but with what `reason` says the next process goes on with it.
+    #[serde(default)]
+    pub is_recoverable: bool,
 }
 
 impl KeptMemory {
     /// It is kept as long as the machine runs.
-    pub const KEPT: Self = Self { is_kept: true, reason: None };
+    pub const KEPT: Self = Self { is_kept: true, reason: None, is_recoverable: false };
 
     /// It ends with the process.
     pub fn lost(reason: impl fmt::Display) -> Self {
-        Self { is_kept: false, reason: Some(reason.to_string()) }
+        Self { is_kept: false, reason: Some(reason.to_string()), is_recoverable: false }
+    }
+
+    /// It is there, but the next process could not use it as it is now.
+    pub fn unreachable(reason: impl fmt::Display) -> Self {
+        Self { is_recoverable: true, ..Self::lost(reason) }
     }
 
     /// It outlives the process, but something else ends it.
     pub fn limited(reason: impl fmt::Display) -> Self {
-        Self { is_kept: true, reason: Some(reason.to_string()) }
+        Self { is_kept: true, ..Self::lost(reason) }
     }
 
-    /// In one line.
+    /// In one line. A server reports only what is final.
     fn field(&self) -> String {
         let word = if self.is_kept { "kept" } else { "lost" };
         let reason = self.reason.as_deref().unwrap_or("");
-        let line = one_line(reason);
-        format!("{word}:{}", line.chars().take(REASON_MAX).collect::<String>())
+        format!("{word}:{}", limited_line(reason))
     }
 
     /// `None` if another program reports.
@@ -127,7 +150,7 @@ impl KeptMemory {
             "lost" => false,
             _ => return None,
         };
-        Some(Self { is_kept, reason })
+        Some(Self { is_kept, reason, is_recoverable: false })
     }
 }
 
@@ -137,6 +160,7 @@ impl fmt::Display for KeptMemory {
         f.write_str(match (self.is_kept, &self.reason) {
             (true, None) => "outlives the process",
             (true, Some(_)) => "outlives the process for a limited time",
+            (false, _) if self.is_recoverable => "cannot be used by the next process",
             (false, _) => "ends with the process",
         })?;
         self.reason.as_ref().map_or(Ok(()), |reason| write!(f, ": {reason}"))
@@ -159,6 +183,7 @@ pub struct ReadySocket {
     path: PathBuf,
     doing: Option<String>,
     kept: Option<KeptMemory>,
+    failure: Option<String>,
 }
 
 /// How long to wait for a daemon.
@@ -193,7 +218,7 @@ impl ReadySocket {
     pub fn bind(path: &Path) -> io::Result<Self> {
         let socket = UnixDatagram::bind(path)?;
         socket.set_read_timeout(Some(LOOK))?;
-        Ok(Self { socket, path: path.to_owned(), doing: None, kept: None })
+        Ok(Self { socket, path: path.to_owned(), doing: None, kept: None, failure: None })
     }
 
     /// The name for the daemon's `NOTIFY_SOCKET`.
@@ -209,6 +234,19 @@ impl ReadySocket {
     /// What a memory server reported with its readiness.
     pub fn kept(&self) -> Option<&KeptMemory> {
         self.kept.as_ref()
+    }
+
+    /// Why a daemon that has ended did not start, in one line, if it reported that.
+    pub fn failure(&mut self) -> Option<&str> {
+        // It may have come after the last look.
+        if self.failure.is_none() && self.socket.set_nonblocking(true).is_ok() {
+            let mut message = [0; REPORT_BYTES];
+            while let Ok(length) = self.socket.recv(&mut message) {
+                let report = Report::of(message.get(..length).unwrap_or_default());
+                self.failure = report.failure.or_else(|| self.failure.take());
+            }
+        }
+        self.failure.as_deref()
     }
 
     /// Waits for the report while `worth_waiting` returns true.
@@ -227,6 +265,7 @@ impl ReadySocket {
                         self.kept = report.kept;
                         return Ok(Readiness::Ready);
                     }
+                    self.failure = report.failure.or_else(|| self.failure.take());
                     if report.doing.is_some() {
                         self.doing = report.doing;
                     }
@@ -263,6 +302,7 @@ struct Report {
     doing: Option<String>,
     more: Option<Duration>,
     kept: Option<KeptMemory>,
+    failure: Option<String>,
 }
 
 impl Report {
@@ -271,6 +311,7 @@ impl Report {
         for line in String::from_utf8_lossy(message).lines() {
             match line.split_once('=') {
                 Some(("READY", "1")) => report.ready = true,
+                Some((FAILURE, words)) => report.failure = Some(words.to_owned()),
                 Some((KEPT_MEMORY, field)) => report.kept = KeptMemory::of_field(field),
                 Some(("STATUS", doing)) => report.doing = Some(doing.to_owned()),
                 Some(("EXTEND_TIMEOUT_USEC", more)) => {
@@ -332,11 +373,26 @@ mod tests {
                 daemon.send_to(message.as_bytes(), socket.path()).expect("sent");
                 let patience = Patience::until(Instant::now() + Duration::from_secs(5));
                 assert_eq!(socket.wait(patience, || true).expect("waits"), Readiness::Ready);
-                assert_eq!(socket.kept(), Some(&KeptMemory { is_kept, reason: arrives.clone() }));
+                assert_eq!(
+                    socket.kept(),
+                    Some(&KeptMemory { is_kept, reason: arrives.clone(), is_recoverable: false })
+                );
             }
         }
         assert_eq!(KeptMemory::of_field("else"), None);
         assert_eq!(KeptMemory::of_field("else:where"), None);
+    }
+
+    #[test]
+    fn a_failure_is_known_also_if_it_comes_after_the_last_look() {
+        let (mut socket, _scratch) = socket();
+        let daemon = UnixDatagram::unbound().expect("socket");
+        let far = Patience::until(Instant::now() + Duration::from_secs(60));
+        assert_eq!(socket.wait(far, || false).expect("waits"), Readiness::Stopped);
+        assert_eq!(socket.failure(), None);
+        let report = format!("STATUS=x\n{FAILURE}={}", limited_line("damaged;\nREADY=1"));
+        daemon.send_to(report.as_bytes(), socket.path()).expect("sent");
+        assert_eq!(socket.failure(), Some("damaged; READY=1"));
     }
 
     #[test]

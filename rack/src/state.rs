@@ -151,7 +151,8 @@ pub struct DaemonRecord {
     /// Whether its memory outlives it, as a memory server that is ready reported.
     #[serde(default)]
     pub kept_memory: Option<KeptMemory>,
-    /// The ids of the arenas in BPF maps that processes of a memory server had, in hexadecimal.
+    /// The ids of the arenas that processes of a memory server had, in hexadecimal: those in BPF maps, and last the one
+    /// of the current process.
     #[serde(default)]
     pub arena_ids: Vec<String>,
 }

@@ -1,7 +1,7 @@
 //! The present state of a rack.
 
 use std::net::Ipv6Addr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,10 @@ use serde::Serialize;
 
 use crate::RackError;
 use crate::access;
-use crate::arena;
+use crate::arena::Loss;
 use crate::control;
 use crate::controller_report::ControllerReport;
-use crate::daemon::{CONTROLLER, HOSTS, MEMORY_SERVER, Part, SWITCH, arena_of};
+use crate::daemon::{CONTROLLER, HOSTS, MEMORY_SERVER, Part, SWITCH};
 use crate::layout::{Layout, P4RUNTIME, RackPort};
 use crate::links::wanted;
 use crate::network::{Netlink, NetworkError};
@@ -89,7 +89,7 @@ pub struct DaemonReport {
     pub may_keep_memory: bool,
     /// Why not, because of its file, and what to do.
     #[serde(skip)]
-    pub loss: Option<String>,
+    pub(crate) loss: Option<Loss>,
 }
 
 /// Checks every part of a rack; call [`access::join`] first.
@@ -107,12 +107,12 @@ pub fn look(state: &RackState) -> RackStatus {
             stopped: daemon.process.as_ref().is_some_and(|process| process.is_stopped()),
             ready: daemon.ready,
             log: daemon.log.clone(),
-            kept_memory: daemon.kept_memory.clone(),
-            may_keep_memory: daemon.may_keep_memory(),
+            kept_memory: None,
+            may_keep_memory: daemon.may_keep_memory(state),
             loss: None,
         })
         .zip(&state.daemons)
-        .map(|(report, daemon)| report.with_loss(daemon, &state.spec.name))
+        .map(|(report, daemon)| report.with_loss(daemon, state))
         .collect();
     // A daemon that cannot respond is not queried: that would only take time.
     let can_respond = |name: &str| {
@@ -200,21 +200,22 @@ impl LinkReport {
 }
 
 impl DaemonReport {
-    /// What a server reported is not true any more if its file is gone.
-    fn with_loss(mut self, daemon: &DaemonRecord, rack: &RackName) -> Self {
+    /// What a server reported is not true any more if its file is gone, or was put in order since.
+    fn with_loss(mut self, daemon: &DaemonRecord, state: &RackState) -> Self {
+        let Ok(part) = self.name.parse::<Part>() else { return self };
+        let restart = part.restart(&state.spec.name);
+        self.kept_memory = daemon.reported_memory(&restart);
         // A server that runs and has not reported may be making it.
         let may_be_kept = match &self.kept_memory {
             Some(kept) => kept.is_kept,
             None => !self.running,
         };
-        let file = arena_of(daemon).filter(|_| may_be_kept).map(Path::new);
-        if let Some(file) = file
-            && let Ok(part) = self.name.parse::<Part>()
-        {
-            self.loss = arena::loss(file, &part.restart(rack));
-        }
-        if let Some(loss) = &self.loss {
-            self.kept_memory = Some(KeptMemory::lost(loss));
+        self.loss = may_be_kept.then(|| daemon.loss(state, &restart)).flatten();
+        if let Some(Loss { words, is_recoverable }) = &self.loss {
+            self.kept_memory = Some(match is_recoverable {
+                true => KeptMemory::unreachable(words),
+                false => KeptMemory::lost(words),
+            });
         }
         self
     }
@@ -222,7 +223,7 @@ impl DaemonReport {
     /// What follows the name of a memory server that does not run.
     fn memory_left(&self, restart: &str) -> String {
         match (&self.loss, &self.kept_memory) {
-            (Some(loss), _) => format!("and it cannot go on with its memory: {loss}"),
+            (Some(loss), _) => format!("and it cannot go on with its memory: {}", loss.words),
             (None, Some(kept)) if kept.is_kept => {
                 format!("and its memory is kept; {restart} starts it with that")
             }

@@ -65,6 +65,8 @@ enum Found {
         generation: Option<u16>,
         /// The memory server that uses it; null if none does.
         pid: Option<u32>,
+        /// What is wrong with its header; null if nothing is seen.
+        damage: Option<String>,
     },
     Failed {
         error: String,
@@ -97,7 +99,7 @@ impl From<Place> for Memory {
 
 impl From<Listed> for Row {
     fn from(listed: Listed) -> Self {
-        let Listed { path, bytes, is_arena, version, holder, process, place, id } = listed;
+        let Listed { path, bytes, is_arena, version, holder, process, place, id, damage } = listed;
         let found = Found::File {
             bytes,
             memory: place.into(),
@@ -107,6 +109,7 @@ impl From<Listed> for Row {
             node: holder.map(|holder| holder.node.0),
             generation: holder.map(|holder| holder.generation.number()),
             pid: process,
+            damage,
         };
         Self { file: path, found }
     }
@@ -178,7 +181,7 @@ fn print(rows: Vec<Row>, result: anyhow::Result<()>, global: Global) -> anyhow::
 impl Row {
     /// `None` if the file could not be read.
     fn cells(&self) -> Option<Vec<String>> {
-        let Found::File { bytes, memory, is_arena, layout, node, generation, pid, .. } =
+        let Found::File { bytes, memory, is_arena, layout, node, generation, pid, damage, .. } =
             &self.found
         else {
             return None;
@@ -193,6 +196,7 @@ impl Row {
             (true, _, None) => "nothing".to_owned(),
             (true, _, Some((node, generation))) => format!("node {node}, generation {generation}"),
         };
+        let contents = damage.as_ref().map_or(contents, |damage| format!("damaged: {damage}"));
         let user = match (memory, pid) {
             (_, Some(pid)) => format!("pid {pid}"),
             (Memory::InMapAlone, None) => "unknown".to_owned(),

@@ -11,7 +11,7 @@ use bluebridge_memserver::direct::{self, NoDirectReads};
 use bluebridge_memserver::kept::{Holder, Kept, Listed, Place, Reader};
 use bluebridge_memserver::{
     ArenaFile, ArenaFileError, Claim, DirectInterface, Member, Reservation, ReserveError, Reserved,
-    ServerConfig,
+    ServerConfig, StartError,
 };
 use bluebridge_northbound::{
     Assignment, Attachment, Carrier, Membership, MembershipError, Options as MembershipOptions,
@@ -135,6 +135,23 @@ impl From<MemoryClaim> for Claim {
 }
 
 pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
+    let result = serve(options);
+    if let Err(error) = &result
+        && error.chain().any(is_about_contents)
+    {
+        readiness::report_failure(&error.to_string());
+    }
+    result
+}
+
+/// Whether a server does not start because of the memory that it was to go on with.
+fn is_about_contents(cause: &(dyn std::error::Error + 'static)) -> bool {
+    cause.is::<ArenaFileError>()
+        || matches!(cause.downcast_ref(), Some(MembershipError::NotPrevious(_)))
+        || matches!(cause.downcast_ref(), Some(StartError::Damaged(_)))
+}
+
+fn serve(options: MemoryServer) -> anyhow::Result<Exit> {
     let has_no_file = match options.arena_file {
         Some(ArenaChoice::File(_)) => false,
         Some(ArenaChoice::None) => true,
@@ -171,7 +188,7 @@ pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
     }
     let kept = memory.outlives();
     match (&kept, memory.file()) {
-        (KeptMemory { is_kept: true, reason: None }, Some(file)) => {
+        (KeptMemory { is_kept: true, reason: None, .. }, Some(file)) => {
             tracing::info!(file = %file.display(), "the memory {kept}");
         }
         // Its user wanted it.
@@ -184,11 +201,13 @@ pub(super) fn run(options: MemoryServer) -> anyhow::Result<Exit> {
     report_progress("joining the rack");
     let Some(membership) = join(&options, &memory, &cancel)? else { return Ok(Exit::Ok) };
     let config = config(&options, membership.assignment())?;
+    let file = memory.file().map(Path::to_owned);
     let mut reserved = memory.assign(membership.assignment())?;
     if let Err(refusal) = refusal {
         reserved.direct = Err(refusal);
     }
-    let mut member = Member::start(membership, &config, reserved, carriers)?;
+    let member = Member::start(membership, &config, reserved, carriers);
+    let mut member = member.map_err(|error| with_remedy_of_damage(error, file.as_deref()))?;
     if options.direct_reads == DirectChoice::On
         && let Err(reason) = member.server().direct_reads()
     {
@@ -465,7 +484,7 @@ fn may_hold_contents(path: &Path) -> bool {
         return false;
     }
     match Listed::of(path) {
-        Ok(listed) => !listed.is_arena || listed.holder.is_some(),
+        Ok(listed) => !listed.is_arena || listed.holder.is_some() || listed.damage.is_some(),
         // Another user may have put it there.
         Err(ArenaFileError::Foreign { what, .. }) => !what.is_of_others(),
         Err(_) => true,
@@ -584,14 +603,29 @@ fn with_remedy(error: MembershipError, memory: &ServerMemory) -> anyhow::Error {
     let ServerMemory::Kept(kept) = memory else { return error.into() };
     let remedy = match reader(true) {
         Reader::Rack { restart, .. } => {
-            format!("`{restart}` drops them, and the server begins empty")
+            // They may be the only ones of another server.
+            format!(
+                "put the server's own file back in its place if this is another's; if no server needs these contents, \
+                 `{restart}` drops them, and the server begins empty"
+            )
         }
         Reader::Arenas | Reader::Server => {
-            "start with --fresh, which drops them, or name another file with --arena-file"
+            "name the server's own file with --arena-file; if no server needs these contents, start with --fresh, \
+             which drops them"
                 .to_owned()
         }
     };
     let words = format!("{error} (they are in {}); {remedy}", kept.path().display());
+    anyhow::Error::new(error).context(words)
+}
+
+/// Adds what to do with contents that turn out to be damaged when it is known which generations are reserved.
+fn with_remedy_of_damage(error: StartError, file: Option<&Path>) -> anyhow::Error {
+    let (StartError::Damaged(damage), Some(file)) = (&error, file) else {
+        return error.into();
+    };
+    let damaged = ArenaFileError::Damaged { path: file.to_owned(), what: damage.to_string() };
+    let words = advice(&damaged, None, true);
     anyhow::Error::new(error).context(words)
 }
 

@@ -231,6 +231,31 @@ fn set_private(path: &Path) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("it is our own");
 }
 
+/// Each bit of the record of a change that is under way counts, and so do the new bytes. `seed` selects which are tried.
+fn assert_damage_of_redo_is_refused(file: &File, image: &[u8], seed: usize) {
+    let (redo, _) = file.options().layout().expect("it fits").places_of(0);
+    let (extent, part) = (size_of::<redo::Extent>(), size_of::<redo::PagePart>());
+    let kind = redo + extent + LINE_PAGES * part;
+    let first_part = redo + extent..redo + extent + part;
+    let is_zero = image[redo + extent + 17] != 0;
+    let (described, new_bytes) = match u32::from(image[kind]) {
+        redo::NONE => return,
+        redo::PAGES if is_zero => (first_part, 0..0),
+        redo::PAGES => (first_part, redo + PAGE_BYTES..redo + PAGE_BYTES + 1),
+        _ => (redo..redo + extent, 0..0),
+    };
+    // Behind the kind is the number of parts.
+    let bytes: Vec<_> = described.chain(new_bytes).chain(kind..kind + 8).collect();
+    for at in bytes.into_iter().skip(seed % 5).step_by(5) {
+        let mut image = image.to_vec();
+        image[at] ^= 1 << (seed % 8);
+        fs::write(&file.0, &image).expect("there is room");
+        set_private(&file.0);
+        let error = file.try_open().map(|_| ()).expect_err("it is damaged").to_string();
+        assert!(error.contains("the record of its last change is damaged"), "{at}: {error}");
+    }
+}
+
 /// A server that opens a file may not get it from the controller: until then nothing of the contents changes. Returns
 /// whether a change was under way in the image.
 fn assert_opening_changes_nothing(file: &File, image: &[u8]) -> bool {
@@ -287,6 +312,7 @@ fn play(seed: u64, step_count: usize) -> (usize, usize) {
             check(next, &given, seed);
             if cuts % TAKEOVER_EVERY == 0 {
                 under_way += usize::from(assert_opening_changes_nothing(&copy, &image));
+                assert_damage_of_redo_is_refused(&copy, &image, cuts / TAKEOVER_EVERY);
                 let mut image = image.clone();
                 for (offset, bytes) in &stores_of_next {
                     image[*offset..*offset + bytes.len()].copy_from_slice(bytes);
@@ -388,6 +414,41 @@ fn a_damaged_file_is_refused_or_harmless() {
     }
     println!("{refused} refused, {used} used");
     assert!(refused > 500 && used > 500, "{refused} refused, {used} used");
+}
+
+/// A change that was complete is not repeated because of its kind alone, and one of an earlier program, without a check, is.
+#[test]
+fn a_kind_without_a_check_is_that_of_an_earlier_program() {
+    let (file, copy) = (File::new("kind"), File::new("kind-copy"));
+    let mut reserved = file.open().assign(holder()).expect("it is empty");
+    let mut arena = Arena::open(&config(), reserved.parts.remove(0)).expect("it is empty");
+    let (redo, _) = file.options().layout().expect("it fits").places_of(0);
+    let kind = redo + size_of::<redo::Extent>() + LINE_PAGES * size_of::<redo::PagePart>();
+    let read = || fs::read(&file.0).expect("it is there");
+    let opened = |image: &[u8]| {
+        fs::write(&copy.0, image).expect("there is room");
+        set_private(&copy.0);
+        copy.try_open().map(|_| ())
+    };
+    let grant = arena.create(SPACE, 1).expect("there is room");
+    let extent = read();
+    arena.write(grant.location.page(), 0, b"new");
+    let pages = read();
+    let with_kind = |image: &[u8], of: u32| {
+        let mut image = image.to_vec();
+        image[kind..kind + 4].copy_from_slice(&of.to_ne_bytes());
+        image
+    };
+    for (image, of) in [(&extent, redo::CREATE), (&extent, redo::DELETE), (&pages, redo::PAGES)] {
+        assert!(opened(image).is_ok());
+        assert!(opened(&with_kind(image, of)).is_err(), "it was complete");
+    }
+    // As an earlier program has it while the write is under way.
+    let mut earlier = with_kind(&pages, redo::PAGES);
+    earlier[kind + 4..kind + 8].copy_from_slice(&1_u32.to_ne_bytes());
+    assert!(opened(&earlier).is_ok());
+    earlier[redo + size_of::<redo::Extent>()] |= 1;
+    assert!(opened(&earlier).is_err(), "no page has an odd sequence afterwards");
 }
 
 #[test]
@@ -566,8 +627,10 @@ impl LinesPlayer {
             }
             32..42 => {
                 let here = Self::lines(arena, |line| {
-                    let is_used =
-                        state(arena, line) == LineEntry::DEFAULT && arena.pages.is_own(line);
+                    // A line without memory has no allocated page, and stays at home.
+                    let is_used = state(arena, line) == LineEntry::DEFAULT
+                        && arena.pages.is_own(line)
+                        && arena.pages.frame(line).is_some();
                     let is_whole = arena.line(arena.page_at(line * LINE_PAGES)).is_some();
                     (is_used || state(arena, line) == LineEntry::ADOPTED) && is_whole
                 });

@@ -14,7 +14,7 @@ use bluebridge_wire::{
 use super::pages::{Contents, Damaged, Pages};
 use crate::kept::{
     PageRecord,
-    lines::{AllowanceRecord, DEFAULT_FRAME, Floors, LineEntry, NO_FRAME},
+    lines::{AllowanceRecord, DEFAULT_FRAME, LineEntry, NO_FRAME},
     stores,
 };
 
@@ -181,10 +181,14 @@ impl Pages {
             && ArenaGeneration::new(generation).is_some()
     }
 
-    /// Checks that the floor of lease epochs is one: the next process could not grant any above a greater number.
+    /// Checks that the floor of lease epochs is one: the next process could not grant any above a greater number. And
+    /// that no floor became lower: what was refused would be accepted again.
     pub(super) fn check_floors(&self) -> Result<(), Damaged> {
-        let Floors { lease, .. } = self.lines.floors[0];
-        if lease <= LEASE_EPOCH_MAX { Ok(()) } else { Err(Damaged::LeaseFloor { epoch: lease }) }
+        let floors = self.lines.floors[0];
+        if floors.lease > LEASE_EPOCH_MAX {
+            return Err(Damaged::LeaseFloor { epoch: floors.lease });
+        }
+        floors.lowered().map_or(Ok(()), |what| Err(Damaged::Lowered { what }))
     }
 
     /// Checks that the ranges of allowances are ranges of a shard, and that their migrations are known as such.

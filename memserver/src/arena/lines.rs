@@ -9,6 +9,7 @@ use bluebridge_protocol::store::{
 use bluebridge_wire::{
     ArenaGeneration, LinePage, NodeId, Space,
     address::{LINE_PAGES, PAGE_BYTES},
+    header::LEASE_EPOCH_MAX,
     line::{LineRecord, PageContents, Part},
 };
 
@@ -22,7 +23,7 @@ use super::{
 use crate::{
     extent_tree::ExtentTree,
     kept::{
-        lines::{AllowanceRecord, Floors, LineEntry},
+        lines::{AllowanceRecord, LineEntry},
         stores,
     },
     sizes::Sizes,
@@ -383,6 +384,9 @@ impl LineStore for Arena {
         }
         let lines = pages.start / LINE..pages.end / LINE;
         if is_withheld {
+            let is_apart =
+                |range: &Range<u32>| range.end <= pages.start || pages.end <= range.start;
+            debug_assert!(self.withheld.iter().all(is_apart), "pages would be counted twice");
             self.withheld_pages += self.free.take_free(pages.clone());
             let _ = self.places.unbacked.take_free(lines);
             self.withheld.push(pages);
@@ -490,6 +494,10 @@ impl LineStore for Arena {
         pages: &LineRecord,
         bytes: &[u8],
     ) -> Result<(), StageError> {
+        // The floor of lease epochs is raised to it, and the next process refuses a greater one.
+        if taken.epoch > LEASE_EPOCH_MAX {
+            return Err(StageError::Epoch);
+        }
         let line = self.line_at(first_page).ok_or(StageError::NoPlace)?;
         if !self.places.is_reserved[line] {
             return Err(StageError::NoPlace);
@@ -588,11 +596,7 @@ impl LineStore for Arena {
         let known = kept.iter().position(is_it);
         let free = || kept.iter().position(|record| record.state == AllowanceRecord::NONE);
         let Some(place) = known.or_else(free) else { return false };
-        let Floors { migration, .. } = self.pages.lines.floors[0];
-        stores::set(
-            &mut self.pages.lines.floors.as_mut()[0].migration,
-            migration.max(allowance.migration),
-        );
+        self.pages.lines.floors.as_mut()[0].raise_migration(allowance.migration);
         let record = &mut self.pages.lines.allowances.as_mut()[place];
         if known.is_none() {
             let Allowance { pages, space, taker, .. } = allowance;
@@ -642,9 +646,6 @@ impl LineStore for Arena {
     }
 
     fn raise_lease_floor(&mut self, epoch: u64) {
-        let floor = &mut self.pages.lines.floors.as_mut()[0].lease;
-        if *floor < epoch {
-            stores::set(floor, epoch);
-        }
+        self.pages.lines.floors.as_mut()[0].raise_lease(epoch);
     }
 }

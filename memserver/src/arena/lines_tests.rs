@@ -755,6 +755,9 @@ fn lines_that_cannot_be_are_not_staged() {
     let mut bad = pages;
     bad[5].version = Pages::VERSION_MAX + 1;
     assert_eq!(stage(arena, place, &bad), Err(StageError::Page(5)));
+    let of_no_lease = Taken { epoch: LEASE_EPOCH_MAX + 1, ..TAKEN };
+    let staged = arena.stage(place, (name.0, of_no_lease), &pages, &bytes);
+    assert_eq!(staged, Err(StageError::Epoch));
     assert_eq!((arena.places.promised(), arena.pages.frame(8)), (2, None));
     bad[5].version = Pages::VERSION_MAX;
     let other = place + LINE;
@@ -1045,7 +1048,21 @@ fn floors_and_epochs_that_no_process_stores_are_damage() {
     let last =
         |migration: u64| check(&|arena| arena.pages.lines.floors.as_mut()[0].migration = migration);
     assert_eq!((last(70), last(71)), (Ok(()), Ok(())));
-    assert_eq!(last(69), Err(Damaged::Allowance { migration: 70 }), "it was raised before");
+    assert_eq!(last(69), Err(Damaged::Lowered { what: "last migration" }));
+    let of_earlier_program = check(&|arena| {
+        let floors = &mut arena.pages.lines.floors.as_mut()[0];
+        (floors.migration, floors.migration_copy) = (69, 0);
+    });
+    let damaged = Err(Damaged::Allowance { migration: 70 });
+    assert_eq!(of_earlier_program, damaged, "it was raised before");
+    let lease = |raised: u64, lease: u64| {
+        check(&|arena| {
+            arena.raise_lease_floor(raised);
+            arena.pages.lines.floors.as_mut()[0].lease = lease;
+        })
+    };
+    assert_eq!((lease(9, 9), lease(9, 10)), (Ok(()), Ok(())));
+    assert_eq!(lease(9, 8), Err(Damaged::Lowered { what: "floor of lease epochs" }));
     let staged = |epoch: u64| {
         check(&|arena| {
             let entry = &mut arena.pages.lines.entries.as_mut()[0];

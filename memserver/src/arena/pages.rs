@@ -130,6 +130,12 @@ pub enum Damaged {
         /// The floor.
         epoch: u64,
     },
+    /// A number that only grows is lower than it was.
+    #[error("its {what} is damaged: it is lower than it was")]
+    Lowered {
+        /// Its name.
+        what: &'static str,
+    },
     /// A permission to give lines away that nobody can have given.
     #[error("the record of migration {migration} is damaged")]
     Allowance {
@@ -573,15 +579,25 @@ impl Pages {
             None => true,
             Some(Pending::Pages(parts, data)) => {
                 let fits = |part: &PagePart| {
-                    (part.number as usize) < page_count
+                    let is_page = (part.number as usize) < page_count
+                        && self.place(part.number as usize).is_some();
+                    is_page
                         && usize::from(part.start) + usize::from(part.bytes) <= PAGE_BYTES
+                        && part.sequence.is_multiple_of(2)
+                        && part.sequence <= SEQUENCE_MAX
+                        && part.contents <= Contents::WRITTEN
+                        && part.is_zero <= 1
                 };
                 parts.iter().all(fits)
                     && parts.iter().map(PagePart::data_bytes).sum::<usize>() <= data.len()
             }
             Some(Pending::Create(extent) | Pending::Delete(extent)) => {
                 let end = (extent.start as usize).checked_add(extent.pages as usize);
-                extent.pages > 0 && end.is_some_and(|end| end <= own_count)
+                let fits = extent.pages > 0 && end.is_some_and(|end| end <= own_count);
+                let is_good = extent.sequence.is_multiple_of(2) && extent.sequence <= SEQUENCE_MAX;
+                let place = journal.places.space(Space(extent.space)).map(u16::try_from);
+                let is_create = matches!(pending, Some(Pending::Create(_)));
+                fits && is_good && (!is_create || place == Some(Ok(extent.place)))
             }
         };
         is_good.then_some(pending).ok_or(Damaged::Redo)

@@ -220,21 +220,45 @@ pub(crate) fn pin(map: &OwnedFd, at: &Path) -> io::Result<()> {
     }
 }
 
-/// The map of the arena with an id that an earlier process made; `None` if it is gone.
+/// What is pinned for an arena.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// Its map.
+    Map(OwnedFd),
+    /// A map of another size.
+    OtherSize,
+    /// Nothing.
+    None,
+}
+
+/// The map of the arena with an id that an earlier process made.
 ///
 /// # Errors
 /// The system's error, for example without root.
-pub(crate) fn open(id: &[u8; 16], bytes: usize) -> io::Result<Option<OwnedFd>> {
+pub(crate) fn open(id: &[u8; 16], bytes: usize) -> io::Result<Found> {
     let map = match MapData::from_pin(bpf_fs::arena_pin(id)).map_err(cause) {
         Ok(map) => map,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::None),
         Err(error) => return Err(error),
     };
     let values = map.info().map_err(cause)?.max_entries();
     if usize::try_from(values).ok() != Some(bytes / PAGE_BYTES) {
-        return Ok(None);
+        return Ok(Found::OtherSize);
     }
-    own(&map).map(Some)
+    own(&map).map(Found::Map)
+}
+
+/// The arena whose map was last used with a file, as far as this user may see maps.
+pub(crate) fn named_after(file: &Path) -> Option<[u8; 16]> {
+    let file = fs::canonicalize(file).ok()?;
+    let maps = bpf_fs::arena_pins().unwrap_or_default().into_iter();
+    let mut maps = maps.filter_map(|pin| pinned(&pin).ok().flatten());
+    maps.find(|map| map.file.as_ref() == Some(&file)).map(|map| map.id)
+}
+
+/// Whether the map of the arena with an id has another size.
+pub(crate) fn has_other_size(id: &[u8; 16], bytes: usize) -> bool {
+    matches!(open(id, bytes), Ok(Found::OtherSize))
 }
 
 /// Gives up the map of the arena with an id, if there is one.

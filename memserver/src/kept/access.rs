@@ -2,7 +2,7 @@
 
 use std::{path::Path, thread, time::Duration};
 
-use bluebridge_wire::{ArenaGeneration, NodeId};
+use bluebridge_wire::{ArenaGeneration, NodeId, address::PAGE_BYTES};
 use rustix::{
     fd::OwnedFd,
     fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, lstat, open, statfs},
@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::{
     ArenaFileError, Foreign, Holder, Lack,
     error::directory_of,
-    layout::{Header, IN_MAP, MAGIC, STATE_FULL},
+    layout::{Header, IN_MAP, Layout, MAGIC, STATE_FULL},
 };
 use crate::direct::map;
 
@@ -170,6 +170,18 @@ pub(super) fn is_copy(header: &Header, stat: &rustix::fs::Stat) -> bool {
     header.backing == IN_MAP && header.inode != stat.st_ino
 }
 
+/// What is wrong with a file for which [`has_other_length`] is true.
+pub(super) const OTHER_LENGTH: &str = "it has another length than it says";
+
+/// Whether a file does not have the length that follows from its header, which is not damaged otherwise.
+pub(super) fn has_other_length(header: &Header, stat: &rustix::fs::Stat) -> bool {
+    let wanted = match header.backing {
+        IN_MAP => PAGE_BYTES,
+        _ => Layout::of(header).file_bytes(),
+    };
+    usize::try_from(stat.st_size).ok() != Some(wanted)
+}
+
 /// Refuses contents in a map that this process does not see, and that only another one can use or free.
 pub(super) fn check_visible(
     path: &Path,
@@ -200,7 +212,7 @@ pub(super) fn write_header(file: &OwnedFd, header: &Header) -> Result<(), Errno>
     Ok(())
 }
 
-/// The header; `None` if the file is no arena's.
+/// The header, also one whose first bytes are damaged; `None` if the file is no arena's.
 pub(super) fn read_header(file: &OwnedFd) -> Result<Option<Header>, Errno> {
     let mut bytes = [0; size_of::<Header>()];
     let mut read = 0;
@@ -211,7 +223,8 @@ pub(super) fn read_header(file: &OwnedFd) -> Result<Option<Header>, Errno> {
         }
     }
     let header = Header::read_from_bytes(bytes.as_bytes()).ok();
-    Ok(header.filter(|header| header.magic == MAGIC))
+    let inode = fstat(file)?.st_ino;
+    Ok(header.filter(|header| header.magic == MAGIC || header.is_of(inode)))
 }
 
 /// The node whose contents a file holds; `None` if it holds nothing.

@@ -20,8 +20,8 @@ use rustix::{
 use super::{
     ArenaFileError, Lack, ShardMemory,
     access::{
-        Purpose, arena_header, check_visible, contents_of, is_copy, lack_of_new_file, map_bytes,
-        occupied, open_file, shape, take_file, write_header,
+        OTHER_LENGTH, Purpose, arena_header, check_visible, contents_of, has_other_length, is_copy,
+        lack_of_new_file, map_bytes, occupied, open_file, shape, take_file, write_header,
     },
     layout::{
         Cut, Header, IN_FILE, IN_MAP, Layout, MAGIC, Mapped, SPACES_MAX, STATE_EMPTY, STATE_FULL,
@@ -31,7 +31,10 @@ use super::{
 };
 use crate::{
     Arena,
-    direct::{DirectMemory, NoDirectReads, map},
+    direct::{
+        DirectMemory, NoDirectReads,
+        map::{self, Found},
+    },
     memory::{self, HUGE_PAGE_BYTES, PageKind, Table, Windows},
     reserve::{self, Claim, Reserved},
     sizes::SHARD_BYTES_MAX,
@@ -286,7 +289,14 @@ impl ArenaFile {
     fn held_map(&self, id: &[u8; 16], bytes: usize) -> Result<OwnedFd, ArenaFileError> {
         let found = map::open(id, bytes);
         let found = found.map_err(|error| self.failed("open the BPF map of", error))?;
-        found.ok_or_else(|| self.damaged("its memory, a BPF map, is gone"))
+        match found {
+            Found::Map(map) => Ok(map),
+            Found::OtherSize => Err(self.damaged(OTHER_SIZE)),
+            Found::None => Err(match map::named_after(&self.path) {
+                Some(other) => self.damaged(&other_map(&other)),
+                None => self.damaged("its memory, a BPF map, is gone"),
+            }),
+        }
     }
 
     fn damaged(&self, what: &str) -> ArenaFileError {
@@ -325,25 +335,18 @@ impl ArenaFile {
             return Ok(None);
         }
         self.check_header(&header)?;
-        let damaged = |what: &str| Err(self.damaged(what));
-        let (found, wanted) = (shape(&header), shape(&self.new_header(layout)));
-        if found != wanted {
-            return Err(ArenaFileError::OtherShape { path: path(), found, wanted });
-        }
         let stat = fstat(file).map_err(|error| self.failed("examine", error.into()))?;
         if is_copy(&header, &stat) {
             return Err(ArenaFileError::Copy { path: path() });
         }
-        let wanted = if header.backing == IN_MAP { PAGE_BYTES } else { layout.file_bytes() };
-        if usize::try_from(stat.st_size).ok() != Some(wanted) {
-            return damaged("it has another length");
+        if has_other_length(&header, &stat) {
+            return Err(self.damaged(OTHER_LENGTH));
         }
-        match header.state {
-            STATE_EMPTY => Ok(Some(header)),
-            STATE_FULL if contents_of(&header).is_some() => Ok(Some(header)),
-            STATE_FULL => damaged("its generation is none"),
-            _ => damaged("its state is unknown"),
+        let (found, wanted) = (shape(&header), shape(&self.new_header(layout)));
+        if found != wanted {
+            return Err(ArenaFileError::OtherShape { path: path(), found, wanted });
         }
+        Ok(Some(header))
     }
 
     /// Whether there is memory for a new arena, in addition to that of an earlier one of this file.
@@ -549,6 +552,17 @@ impl Kept {
             direct: self.direct,
         })
     }
+}
+
+/// What is wrong with a header that does not belong to its map.
+pub(super) const OTHER_SIZE: &str = "its memory, a BPF map, has another size than it says";
+
+/// What is wrong with a header whose map is not there, if there is another map that was last used with this file.
+pub(super) fn other_map(id: &[u8; 16]) -> String {
+    format!(
+        "the BPF map with its id is gone, or the id is damaged: the map {:032x} was last used with this file",
+        u128::from_be_bytes(*id)
+    )
 }
 
 /// How often progress is reported while the kernel makes a map.

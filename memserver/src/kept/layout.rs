@@ -11,11 +11,11 @@ use core::{mem::offset_of, ops::Range};
 use std::sync::Arc;
 
 use bluebridge_bpf::fs::{
-    ARENA_BACKING_AT, ARENA_ID_AT, ARENA_IN_MAP, ARENA_INODE_AT, ARENA_MAGIC, ARENA_VERSION,
-    ARENA_VERSION_AT,
+    ARENA_BACKING_AT, ARENA_ID_AT, ARENA_IN_MAP, ARENA_INODE_AT, ARENA_MAGIC, ARENA_STATE_AT,
+    ARENA_STATE_MAX, ARENA_VERSION, ARENA_VERSION_AT,
 };
 use bluebridge_wire::{
-    NodeId, Space,
+    ArenaGeneration, NodeId, Space,
     address::{LINE_BYTES, PAGE_BYTES},
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -28,7 +28,7 @@ use super::{
 use crate::{
     direct::{Counters, PROCESSORS, Places as DirectPlaces, SESSIONS, SharedPart},
     memory::{self, Memory, Part, Table, Windows},
-    sizes::Sizes,
+    sizes::{SHARD_BYTES_MAX, Sizes},
 };
 
 /// The first bytes of every arena's file.
@@ -86,9 +86,13 @@ pub(crate) struct Header {
 impl Header {
     /// What cannot be in a header of this version; `None` if all can.
     pub(crate) fn damage(&self) -> Option<&'static str> {
+        if self.magic != MAGIC {
+            return Some("its first bytes are damaged");
+        }
         let is_of_pages =
             self.shard_bytes != 0 && self.shard_bytes.is_multiple_of(PAGE_BYTES as u64);
-        if !(1..=256).contains(&self.shard_count) || !is_of_pages {
+        let is_small = self.shard_bytes <= SHARD_BYTES_MAX;
+        if !(1..=256).contains(&self.shard_count) || !is_of_pages || !is_small {
             return Some("its number or size of shards cannot be");
         }
         if usize::from(self.space_count) > SPACES_MAX {
@@ -96,12 +100,24 @@ impl Header {
         }
         let is_known = matches!(self.state, STATE_NEW | STATE_EMPTY | STATE_FULL)
             && matches!(self.backing, IN_FILE | IN_MAP);
-        if is_known { None } else { Some("its state is unknown") }
+        if !is_known {
+            return Some("its state is unknown");
+        }
+        let has_holder =
+            self.state != STATE_FULL || ArenaGeneration::new(self.generation).is_some();
+        if has_holder { None } else { Some("its generation is none") }
+    }
+
+    /// Whether it is that of the file with this inode number, although its first bytes are damaged: no other file has
+    /// that number and this version in these places.
+    pub(crate) const fn is_of(&self, inode: u64) -> bool {
+        self.version == VERSION && self.inode == inode
     }
 }
 
 const _: () = assert!(size_of::<Header>() <= PAGE_BYTES);
 const _: () = assert!(offset_of!(Header, version) == ARENA_VERSION_AT);
+const _: () = assert!(offset_of!(Header, state) == ARENA_STATE_AT && STATE_FULL == ARENA_STATE_MAX);
 const _: () = assert!(offset_of!(Header, backing) == ARENA_BACKING_AT);
 const _: () = assert!(offset_of!(Header, id) == ARENA_ID_AT);
 const _: () = assert!(offset_of!(Header, inode) == ARENA_INODE_AT);
@@ -141,6 +157,17 @@ impl Cursor {
 }
 
 impl Layout {
+    /// That of a file whose header is not damaged.
+    pub(crate) fn of(header: &Header) -> Self {
+        let Header { shard_bytes, shard_count, space_count, spaces, .. } = header;
+        let spaces = spaces.iter().take((*space_count).into());
+        Self {
+            shard_bytes: usize::try_from(*shard_bytes).unwrap_or(usize::MAX),
+            shard_count: *shard_count,
+            spaces: spaces.copied().map(Space).collect(),
+        }
+    }
+
     fn sizes(&self) -> Sizes {
         Sizes::of(self.shard_bytes)
     }

@@ -2,6 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use super::stores;
 use crate::{memory::Table, sizes::Sizes};
 
 /// A line's frame as it is kept: 0 if it was never changed, [`NO_FRAME`], or the frame's number and 1.
@@ -63,7 +64,8 @@ impl AllowanceRecord {
     pub(crate) const WITHDRAWN: u32 = 2;
 }
 
-/// Numbers that only grow.
+/// Numbers that only grow. Each is stored before its copy, so a copy that is greater shows that the number is damaged; it
+/// is 0 if only an earlier program, which made no copies, stored the number.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct Floors {
@@ -71,6 +73,37 @@ pub(crate) struct Floors {
     pub(crate) lease: u64,
     /// The highest id of a migration that was ever allowed.
     pub(crate) migration: u64,
+    pub(crate) lease_copy: u64,
+    pub(crate) migration_copy: u64,
+}
+
+impl Floors {
+    pub(crate) fn raise_lease(&mut self, to: u64) {
+        raise((&mut self.lease, &mut self.lease_copy), to);
+    }
+
+    pub(crate) fn raise_migration(&mut self, to: u64) {
+        raise((&mut self.migration, &mut self.migration_copy), to);
+    }
+
+    /// The first number, with its name, that is lower than it was.
+    pub(crate) fn lowered(&self) -> Option<&'static str> {
+        let Self { lease, migration, lease_copy, migration_copy } = *self;
+        match (lease < lease_copy, migration < migration_copy) {
+            (true, _) => Some("floor of lease epochs"),
+            (_, true) => Some("last migration"),
+            (false, false) => None,
+        }
+    }
+}
+
+fn raise((number, copy): (&mut u64, &mut u64), to: u64) {
+    if *number < to {
+        stores::set(number, to);
+    }
+    if *copy < *number {
+        stores::set(copy, *number);
+    }
 }
 
 /// The tables of one shard.

@@ -14,18 +14,42 @@ use rustix::{
 use super::{
     ArenaFileError, Holder,
     access::{
-        Purpose, arena_header, check_visible, contents_of, is_copy, map_bytes, occupied, open_file,
-        read_header, take_file,
+        OTHER_LENGTH, Purpose, arena_header, check_visible, contents_of, has_other_length, is_copy,
+        map_bytes, occupied, open_file, read_header, take_file,
     },
     error::directory_of,
-    file::{DIRECTORY, PREFIX},
-    layout::{Header, IN_MAP, VERSION},
+    file::{DIRECTORY, OTHER_SIZE, PREFIX, other_map},
+    layout::{Header, IN_MAP, Layout, STATE_NEW, VERSION},
 };
 use crate::direct::map::{self, Pinned, PinnedMap};
 
 /// Whether a header says what this version understands.
 fn is_known(header: &Header) -> bool {
     header.version == VERSION && header.damage().is_none()
+}
+
+/// What is wrong with a header of this version.
+fn damage_of(
+    path: &Path,
+    header: &Header,
+    stat: &rustix::fs::Stat,
+    place: Place,
+) -> Option<String> {
+    if let Some(damage) = header.damage() {
+        return Some(damage.to_owned());
+    }
+    // The file and the map of an arena that is being made get their sizes later.
+    let is_made = header.state != STATE_NEW;
+    match place {
+        Place::OfOriginal => None,
+        Place::Gone => map::named_after(path).map(|other| other_map(&other)),
+        _ if is_made && has_other_length(header, stat) => Some(OTHER_LENGTH.to_owned()),
+        Place::InMap if is_made => {
+            let bytes = Layout::of(header).file_bytes();
+            map::has_other_size(&header.id, bytes).then(|| OTHER_SIZE.to_owned())
+        }
+        _ => None,
+    }
 }
 
 /// Where the memory of an arena is.
@@ -64,6 +88,8 @@ pub struct Listed {
     pub process: Option<u32>,
     /// Where its memory is.
     pub place: Place,
+    /// What is wrong with its header, as far as that can be seen without its contents.
+    pub damage: Option<String>,
 }
 
 /// The arenas' files of this user in the default directory, and what is in a BPF map besides: arenas whose file is
@@ -142,6 +168,7 @@ impl Listed {
             holder: None,
             process: map.user(),
             place: Place::InMapAlone,
+            damage: None,
         })
     }
 
@@ -149,7 +176,18 @@ impl Listed {
     const fn of_foreign_pin(pin: PathBuf) -> Self {
         let (id, holder, process) = (None, None, None);
         let place = Place::InMapAlone;
-        Self { path: pin, id, bytes: 0, is_arena: false, version: None, holder, process, place }
+        let damage = None;
+        Self {
+            path: pin,
+            id,
+            bytes: 0,
+            is_arena: false,
+            version: None,
+            holder,
+            process,
+            place,
+            damage,
+        }
     }
 
     /// What a file is, or a pinned map.
@@ -184,6 +222,10 @@ impl Listed {
                 Pinned::NotVisible => Place::NotVisible,
             },
         };
+        let known = header.filter(|header| header.version == VERSION);
+        let damage = known.and_then(|header| damage_of(path, &header, &stat, place));
+        // What a damaged header says of its contents need not be so.
+        let holder = holder.filter(|_| damage.is_none());
         Ok(Self {
             path: path.to_owned(),
             id: in_map.map(|header| header.id),
@@ -194,6 +236,7 @@ impl Listed {
             holder,
             process: (is_arena && !is_free).then_some(process),
             place,
+            damage,
         })
     }
 

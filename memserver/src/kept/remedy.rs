@@ -183,7 +183,9 @@ impl ArenaFileError {
             Self::Foreign { path, .. } | Self::NoArena { path } => {
                 format!("remove it (`rm {}`), then `{restart}`", path.display())
             }
-            Self::InUse { .. } => "end that process, then give the command again".into(),
+            // Perhaps of another server, which is to go on.
+            Self::InUse { .. } => "if that is another server, the file is that one's, and the server's own is to be put \
+                                   back in its place; otherwise end that process, then give the command again".into(),
             Self::NoDirectory { directory } => {
                 let mount = mounting(directory).unwrap_or_else(|| "make it".to_owned());
                 format!("{mount}, {AGAIN}")

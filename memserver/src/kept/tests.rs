@@ -160,16 +160,31 @@ fn a_header_that_no_server_wrote_is_damaged_and_not_another_shape() {
     let file = directory.file();
     drop(open(&file).unwrap().assign(holder(3, 5)).unwrap());
     let whole = fs::read(&file.path).unwrap();
-    // The state, the bytes of a shard, their number, that of spaces, the backing, and everything.
-    for (at, length) in [(12, 4), (16, 8), (24, 2), (26, 2), (52, 4), (16, 200)] {
+    // The first bytes, the state, the bytes of a shard, their number, that of spaces, the generation, the backing, and
+    // everything.
+    for (at, length) in [(0, 8), (12, 4), (16, 8), (24, 2), (26, 2), (30, 2), (52, 4), (16, 200)] {
         let mut image = whole.clone();
         image[at..at + length].fill(0xa5);
         fs::write(&file.path, &image).unwrap();
         for error in [open(&file).unwrap_err(), ArenaFile::check(&file.path).unwrap_err()] {
             assert!(matches!(error, ArenaFileError::Damaged { .. }), "{at}: {error}");
+            let listed = Listed::of(&file.path).unwrap();
+            let damage = listed.damage.unwrap_or_default();
+            assert!(!damage.is_empty() && error.to_string().ends_with(&damage), "{at}: {damage}");
+            assert_eq!((listed.is_arena, listed.holder), (true, None), "{at}");
         }
         assert!(fs::read(&file.path).unwrap() == image, "it stays as it is");
     }
+    // A number of shards that could be, but is not that of the file.
+    let mut image = whole.clone();
+    image[24] += 1;
+    fs::write(&file.path, &image).unwrap();
+    let error = open(&file).unwrap_err();
+    assert!(error.to_string().contains("it has another length than it says"), "{error}");
+    assert!(Listed::of(&file.path).unwrap().damage.is_some());
+    fs::write(&file.path, &whole).unwrap();
+    assert_eq!(Listed::of(&file.path).unwrap().damage, None);
+    fs::write(&file.path, [&[0xa5; 8], &whole[8..]].concat()).unwrap();
     Listed::drop_file(&file.path).unwrap();
 }
 

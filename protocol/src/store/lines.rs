@@ -75,6 +75,9 @@ pub struct Allowance {
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StageError {
+    /// The lease under which the line was taken has an epoch that no lease has.
+    #[error("the line was taken under a lease epoch that no lease has")]
+    Epoch,
     /// A line is staged there already. Until its giver has said whose it is, nothing else can be.
     #[error("a line is staged there already, and it is not known whose it is")]
     InDoubt,

@@ -58,8 +58,19 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
     let chosen = named.choose(&root)?;
     let mut rack = Rack::open(&root, &chosen, Cancel::default())?;
     let name = part.daemon();
-    let reported = rack.kept_memory(&name)?.filter(|kept| !kept.is_kept).cloned();
+    let reported = rack.kept_memory(&name)?.filter(|kept| !kept.is_kept);
     let restart = part.restart(&chosen);
+    if let Some(NotFound { cause, remedy, .. }) = find_owner(&rack, *part, &restart)? {
+        // Also without --keep, which would drop the other server's memory.
+        let runs = match rack.running_pid(&name) {
+            Some(_) => "it was not stopped; ",
+            None => "",
+        };
+        let words = format!(
+            "{part} cannot start with the memory of another server: {cause}; {runs}{remedy}"
+        );
+        return Err(UsageError(words).into());
+    }
     // A server that runs is not stopped before the next one is known to find its memory.
     let deadline = Instant::now() + ENDING;
     let found = loop {
@@ -104,6 +115,8 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
     }
     rack.set_cancel(interrupt::watch().context("cannot watch for signals")?);
     rack.set_logging(log_filter(global), log_format(global))?;
+    // One that never became ready may have found the contents damaged.
+    let was_ready = rack.running_pid(&name).is_some() || rack.kept_memory(&name)?.is_some();
     let was = rack.stop_daemon(&name, GRACE)?;
     let more: &[&str] = match (is_server && !options.keep, options.force) {
         (true, _) => &[FRESH],
@@ -129,6 +142,7 @@ pub(super) fn restart(options: &Restart, global: Global) -> anyhow::Result<Exit>
         };
         let dropped = match &found {
             _ if options.keep || !is_recorded => String::new(),
+            Ok(()) if !was_ready => "; its memory begins empty".to_owned(),
             Ok(()) => "; its memory begins empty, --keep would have kept it".to_owned(),
             Err(NotFound { cause, is_recoverable: true, .. }) => {
                 format!(
@@ -160,6 +174,25 @@ struct NotFound {
 /// How long a process may take to end that was killed, and how often it is looked at.
 const ENDING: Duration = Duration::from_secs(2);
 const ENDING_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The other server whose memory is in the file of a server, with a remedy that drops no memory.
+fn find_owner(rack: &Rack, part: Part, restart: &str) -> anyhow::Result<Option<NotFound>> {
+    let name = part.daemon();
+    let (Some((owner, place)), Some(file)) =
+        (rack.owner_of_contents(&name)?, rack.arena_file(&name)?)
+    else {
+        return Ok(None);
+    };
+    let place = place.display();
+    Ok(Some(NotFound {
+        cause: format!("{} is the file of {owner}", file.display()),
+        remedy: format!(
+            "put the server's own file back in its place, and that of {owner} in {place}; then `{restart} --keep`"
+        ),
+        is_recoverable: true,
+        may_be_ending: false,
+    }))
+}
 
 /// Whether the next process of a server finds its memory with this file, as far as that can be seen while a process
 /// uses it: the server with this pid, if it runs. `restart` is the command that begins with empty memory. What an earlier
@@ -205,9 +238,10 @@ pub(super) fn kill(options: &Kill, global: Global) -> anyhow::Result<Exit> {
     let may_keep = rack.may_keep_memory(&name)?;
     let is_kept = rack.kept_memory(&name)?.is_some_and(|kept| kept.is_kept);
     // As long as it runs, a copy of its file can be told from the file.
-    let found = match rack.arena_file(&name)?.filter(|_| is_kept) {
-        Some(file) => find_memory(file, rack.running_pid(&name), &restart),
-        None => Ok(()),
+    let found = match (find_owner(&rack, *part, &restart)?, rack.arena_file(&name)?) {
+        (Some(of_other), _) => Err(of_other),
+        (None, Some(file)) if is_kept => find_memory(file, rack.running_pid(&name), &restart),
+        (None, _) => Ok(()),
     };
     let was = rack.kill_daemon(&name)?;
     if global.json {

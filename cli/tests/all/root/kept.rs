@@ -4,10 +4,10 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use bluebridge_testkit::{Scratch, own, require_root};
+use bluebridge_testkit::{Scratch, own, require_root, until};
 use serde_json::Value;
 
-use super::test_rack::TestRack;
+use super::test_rack::{Killed, TestRack};
 
 /// The files of a rack's servers, as `arena list` shows them.
 fn files(rack: &TestRack) -> Vec<Value> {
@@ -87,9 +87,54 @@ fn a_server_refuses_memory_that_is_not_its_own() {
     let path = |row: &Value| row["file"].as_str().expect("a path").to_owned();
     // A copy would be refused before the controller is asked.
     rack.text(&["arena", "drop", &path(first)]);
-    std::fs::rename(path(second), path(first)).expect("they are in one directory");
+    let rename = |from: &str, to: &str| std::fs::rename(from, to).expect("they are in /dev/shm");
+    rename(&path(second), &path(first));
+    // Nothing that is proposed, or done, drops the only memory of the other one.
+    let of_other = format!("{} is the file of s2; ", path(first));
+    let back = "put the server's own file back in its place";
+    for words in [&["rack", "restart", "s1"][..], &["rack", "restart", "s1", "--keep"]] {
+        let (code, said) = rack.failure(words);
+        assert!(code == Some(2) && said.contains(&of_other) && said.contains(back), "{said}");
+    }
+    let status = rack.call(&["rack", "status"]);
+    let shown = String::from_utf8_lossy(&status.stdout).into_owned();
+    assert!(shown.contains("is that of s2; put the server's own file back"), "{shown}");
+    rename(&path(first), &path(second));
+    rack.text(&["rack", "restart", "s2", "--keep"]);
+    rack.text(&["rack", "restart", "s1"]);
+    // Both run, and each has the other's file in its place.
+    let aside = format!("/dev/shm/aside-{}", rack.name);
+    let swap = || {
+        rename(&path(first), &aside);
+        rename(&path(second), &path(first));
+        rename(&aside, &path(second));
+    };
+    swap();
+    let shown = rack.text(&["rack", "status"]);
+    for (server, owner) in [("s1", "s2"), ("s2", "s1")] {
+        let words = format!("The memory of {server} cannot be used by the next process: its file ");
+        let of_owner = format!("is that of {owner}; put the server's own file back");
+        assert!(shown.contains(&words) && shown.contains(&of_owner), "{shown}");
+    }
+    let killed = rack.text(&["rack", "kill", "s1"]);
+    assert!(killed.contains(&of_other) && killed.contains(back), "{killed}");
+    assert!(!killed.contains("end that process"), "{killed}");
+    swap();
+    rack.text(&["rack", "restart", "s1", "--keep"]);
+    rack.text(&["rack", "kill", "s1"]);
+    rack.text(&["rack", "kill", "s2"]);
+    rack.text(&["arena", "drop", &path(first)]);
+    rename(&path(second), &path(first));
+    // A record of an earlier version does not say whose file it is; the controller knows it.
+    let record = rack.state().join(&rack.name).join("state.json");
+    let text = std::fs::read(&record).expect("it is ours");
+    let mut state: Value = serde_json::from_slice(&text).expect("JSON");
+    for daemon in state["daemons"].as_array_mut().expect("a list") {
+        daemon["arena_ids"] = Value::Array(Vec::new());
+    }
+    std::fs::write(&record, state.to_string()).expect("it is ours");
     let (code, said) = rack.failure(&["rack", "restart", "s1", "--keep"]);
-    assert_ne!(code, Some(0), "{said}");
+    assert!(code == Some(3) && said.trim_end().lines().count() == 1, "{code:?}: {said}");
     let log = rack.text(&["rack", "logs", "s1", "--rack", &rack.name]);
     // The cause, and then what the user of a rack can do, who gave no option of a server.
     let restart = format!("`bluebridge rack restart s1 --rack {}`", rack.name);
@@ -97,7 +142,9 @@ fn a_server_refuses_memory_that_is_not_its_own() {
     let refused = refused.unwrap_or_else(|| panic!("{log}"));
     let (cause, remedy) = refused.split_once("; ").expect("a cause and a remedy");
     assert!(cause.contains("not of s1") && cause.contains(&path(first)), "{refused}");
-    assert!(remedy.starts_with(&restart) && remedy.contains("begins empty"), "{refused}");
+    assert!(said.contains(cause.split_once("contents").expect("of what").1), "{said}");
+    assert!(remedy.starts_with(back) && remedy.contains("if no server needs"), "{refused}");
+    assert!(remedy.contains(&restart) && remedy.contains("begins empty"), "{refused}");
     assert!(!refused.contains("--fresh") && !refused.contains("--arena-file"), "{refused}");
     rack.text(&["rack", "restart", "s1"]);
 }
@@ -124,11 +171,16 @@ fn a_server_with_damaged_memory_does_not_join() {
     file.seek(SeekFrom::Start(4096 + 16_384)).expect("it is longer");
     file.write_all(&[0xff; 512]).expect("there is room");
     let (code, said) = rack.failure(&["rack", "restart", "s1", "--keep"]);
-    assert!(code != Some(0) && said.contains("the record of its last change"), "{said}");
+    let words = format!(
+        "did not start: {path} holds an arena that cannot be taken over: the record of its last change"
+    );
+    assert!(code == Some(2) && said.contains(&words), "{code:?}: {said}");
+    assert_eq!(said.trim_end().lines().count(), 1, "{said}");
     let restart = format!("`bluebridge rack restart s1 --rack {}`", rack.name);
     assert!(said.contains(&restart) && !said.contains("--fresh"), "{said}");
     assert_eq!(incarnation(), before);
-    rack.text(&["rack", "restart", "s1"]);
+    let restarted = rack.text(&["rack", "restart", "s1"]);
+    assert!(!restarted.contains("would have kept"), "{restarted}");
     assert_eq!(incarnation(), before + 1);
 }
 
@@ -171,6 +223,67 @@ fn maps_without_files_and_files_without_maps_are_shown_and_dropped() {
     assert!(code == Some(1) && said.contains("in use by process"), "{code:?}: {said}");
     rack.text(&["rack", "kill", "s1"]);
     rack.text(&["rack", "kill", "s2"]);
+    // A header that is damaged is named, and so is the map.
+    let image = std::fs::read(&second).expect("it is ours");
+    let other_id = format!("the map {second_id} was last used with this file");
+    for (at, words) in [
+        (0, "its first bytes are damaged"),
+        (12, "its state is unknown"),
+        (24, "has another size than it says"),
+        (56, other_id.as_str()),
+    ] {
+        let mut damaged = image.clone();
+        damaged[at] ^= 4;
+        // The inode is the same.
+        std::fs::write(&second, &damaged).expect("it is ours");
+        let row = files(&rack)
+            .into_iter()
+            .find(|row| row["file"] == second.as_str())
+            .expect("it is there");
+        assert!(text(&row, "damage").contains(words) && row["node"].is_null(), "{row}");
+        assert_eq!(row["id"] == second_id.as_str(), at != 56, "{row}");
+        let shown = rack.text(&["arena", "list"]);
+        assert!(shown.contains(&format!("damaged: {}", text(&row, "damage"))), "{shown}");
+        let (code, said) = rack.failure(&["rack", "restart", "s2", "--keep"]);
+        assert!(code == Some(2) && said.contains(words), "{at}: {code:?}: {said}");
+        if at == 12 {
+            let status = rack.call(&["rack", "status"]);
+            let shown = String::from_utf8_lossy(&status.stdout);
+            let cause = format!("its memory: the header of its file {second} is damaged; ");
+            assert!(shown.contains(&cause), "{shown}");
+        }
+    }
+    let status = rack.call(&["rack", "status"]);
+    let shown = String::from_utf8_lossy(&status.stdout).into_owned();
+    let of_map = format!(
+        "the id in its file {second} is damaged: its memory is in the BPF map {second_id}; "
+    );
+    assert!(shown.contains(&of_map), "{shown}");
+    std::fs::write(&second, &image).expect("it is ours");
+    assert_eq!(row_of(&second_id).expect("the file is there")["damage"], Value::Null);
+    // So is the map of a server that was killed before it was ready, and whose file is gone.
+    let third = format!("/dev/shm/bluebridge-arena-{}", rack.name);
+    let exec = ["rack", "exec", "s2", "--rack", &rack.name, "--", env!("CARGO_BIN_EXE_bluebridge")];
+    let serve =
+        ["memserver", "--name", "s2", "--interface", "eth0", "--switch-port", "2", "--memory"];
+    let more = ["1M", "--controller", "[::1]:1", "--direct-reads", "on", "--arena-file", &third];
+    let mut starting = rack.command(&[&exec[..], &serve, &more].concat());
+    let starting =
+        Killed(starting.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs"));
+    let mut third_id = String::new();
+    until("its map is there", || {
+        let listed = rack.call(&["arena", "list", &third, "--json"]);
+        let rows: Value = serde_json::from_slice(&listed.stdout).unwrap_or_default();
+        let is_there = rows[0]["memory"] == "in_map";
+        is_there.then(|| third_id = text(&rows[0], "id"));
+        is_there
+    });
+    drop(starting);
+    std::fs::remove_file(&third).expect("it is ours");
+    let alone = row_of(&third_id).expect("the map is there");
+    assert_eq!((&alone["memory"], &alone["pid"]), (&"in_map_alone".into(), &Value::Null));
+    rack.text(&["arena", "drop", &third_id]);
+    assert_eq!(row_of(&third_id), None);
     std::fs::remove_file(&first).expect("it is ours");
     let alone = row_of(&first_id).expect("the map is there");
     assert_eq!((&alone["memory"], &alone["pid"]), (&"in_map_alone".into(), &Value::Null));
@@ -314,7 +427,7 @@ fn a_small_dev_shm_does_not_keep_memory_from_being_kept_in_maps() {
     );
     let [up, list, status] = printed.as_slice() else { panic!("{printed:?}") };
     for status in [up, status] {
-        let kept = serde_json::json!({ "is_kept": true, "reason": null });
+        let kept = serde_json::json!({ "is_kept": true, "reason": null, "is_recoverable": false });
         assert_eq!(kept_of_servers(status), [kept.clone(), kept]);
     }
     let in_map = |row: &Value| row["memory"] == "in_map" && row["bytes"].as_u64() > Some(16 << 20);
@@ -512,7 +625,10 @@ fn a_dev_shm_that_is_read_only_or_missing_is_named_with_what_to_do() {
                   \"$BB\" arena list 2> text && exit 1\n\
                   grep -q 'there is no directory /dev/shm; mount a tmpfs there (.mkdir /dev/shm ' text\n\
                   \"$BB\" rack up --name $RACK --servers 2 --clients 1 --memory 16M --no-direct-reads > text\n\
-                  grep -q 'The memory of s1, s2 ends with the process: there is no directory /dev/shm; mount a' text\n";
+                  grep -q 'The memory of s1, s2 ends with the process: there is no directory /dev/shm; mount a' text\n\
+                  mkdir /dev/shm; mount -t tmpfs tmpfs /dev/shm\n\
+                  \"$BB\" rack status --name $RACK > text\n\
+                  grep -q 'the process: when it started, there is no directory /dev/shm, which is no longer so; ' text\n";
     let output = in_small_memory("kept-missing", "4m", script);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}{said}", String::from_utf8_lossy(&output.stdout));
@@ -618,7 +734,10 @@ fn a_server_whose_file_the_next_one_would_refuse_is_not_stopped() {
         assert_eq!(kept["is_kept"], is_kept, "{kept}");
         assert!(is_kept || kept["reason"].as_str().expect("why").contains(words), "{kept}");
         let shown = rack.text(&["rack", "status"]);
-        assert_eq!(shown.contains("The memory of s1 ends with the process"), !is_kept, "{shown}");
+        let words = "The memory of s1 cannot be used by the next process";
+        assert_eq!(shown.contains(words), !is_kept, "{shown}");
+        assert_eq!(kept["is_recoverable"], !is_kept, "{kept}");
+        assert!(!shown.contains("ends with the process"), "{shown}");
     };
     std::fs::rename(path, &aside).expect("it is ours");
     kept(false, "is gone; put it back in its place, or `bluebridge rack restart s1");
@@ -712,6 +831,26 @@ fn a_server_whose_file_the_next_one_would_refuse_is_not_stopped() {
     let restarted = rack.text(&["rack", "restart", "s1"]);
     let dropped = "may be opened by other users; --keep would have kept it without that";
     assert!(restarted.contains(dropped), "{restarted}");
+    // A cause that is no more is told as one of the start.
+    set_mode(0o600);
+    rack.text(&["rack", "kill", "s1"]);
+    std::os::unix::fs::chown(path, Some(1), None).expect("this is root");
+    let restarted = rack.json(&["rack", "restart", "s1"]);
+    assert_eq!(restarted["kept_memory"]["is_kept"], false, "{restarted}");
+    let shown = rack.text(&["rack", "status"]);
+    let ends = "The memory of s1 ends with the process: ";
+    assert!(shown.contains(ends) && !shown.contains("when it started"), "{shown}");
+    std::os::unix::fs::chown(path, Some(0), None).expect("this is root");
+    let shown = rack.text(&["rack", "status"]);
+    let was = format!(
+        "{ends}when it started, {} belongs to another user (uid 1), which is no longer so; `bluebridge rack restart s1",
+        path.display()
+    );
+    assert!(shown.contains(&was), "{shown}");
+    let (_, said) = rack.failure(&["rack", "restart", "s1", "--keep"]);
+    assert!(said.contains(was.strip_prefix("The ").expect("so")), "{said}");
+    let restarted = rack.json(&["rack", "restart", "s1"]);
+    assert_eq!(restarted["kept_memory"]["is_kept"], true, "{restarted}");
 }
 
 /// `ip netns exec` mounts another /sys, and so hides the BPF file system.
