@@ -3,7 +3,7 @@
 //! Pure: its input are readings ([`Reading`]) with the time, its output are blocks that should be counted and moves, each
 //! with a reason. `core/rebalance.rs` makes the readings and carries the decisions out.
 //!
-//! * `rates`: rates from counters; `block`: what is counted together, and how it is split.
+//! * `rates`: rates from counters; `block`: what is counted together, and how it is split; `held`: what servers serve.
 //! * `simulation`: a rack that is only computed, for tests and `bluebridge experiment rebalance`.
 //!
 //! Work is done in rounds. If a server has too much of the traffic for a whole window, its pages are counted in up to 16
@@ -11,6 +11,7 @@
 //! next round begins when they are over and the rates were learned anew.
 
 mod block;
+mod held;
 mod rates;
 pub mod simulation;
 
@@ -334,6 +335,15 @@ impl Rebalancer {
         self.trees.values().flatten().copied()
     }
 
+    /// Every block that should be counted, with the server whose packets are of interest.
+    pub fn counted_at(&self) -> impl Iterator<Item = (NodeId, Block)> + '_ {
+        let of = |((server, _), blocks): (&Tree, &Vec<Block>)| {
+            let server = *server;
+            blocks.clone().into_iter().map(move |block| (server, block))
+        };
+        self.trees.iter().flat_map(of)
+    }
+
     /// Servers that have too much of the traffic.
     pub fn hot(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.hot.iter().copied()
@@ -347,6 +357,14 @@ impl Rebalancer {
     /// Moves that were decided and have not begun.
     pub fn waiting(&self) -> impl Iterator<Item = &Move> {
         self.waiting.iter()
+    }
+
+    /// Whether rates are not known well enough yet to decide anything.
+    #[must_use]
+    pub fn is_learning(&self, reading: &Reading) -> bool {
+        let unknown = |server: &Server| server.may_give && !server.rate.is_learned;
+        let may_be_hot = self.above.keys().any(|id| !self.hot.contains(id));
+        reading.servers.iter().any(unknown) || may_be_hot || self.plan.is_counting
     }
 
     /// What was last decided, or would be.
