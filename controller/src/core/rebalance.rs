@@ -13,7 +13,7 @@ use bluebridge_p4::pipeline::{Action, Forward, Key};
 use bluebridge_wire::address::{NODE_PREFIX_LEN, PAGE_SHIFT};
 use bluebridge_wire::{ArenaGeneration, NodeId, Space};
 
-use super::{Change, Core, Node, Role, SwitchId, Tables};
+use super::{Body, Change, Core, Node, Role, SwitchId, Tables};
 use crate::migration::rebalance::{
     Block, Count, ENTRIES_MAX, Move, Pages, Plan, Rate, Rates, Reading, RebalanceRecord,
     Rebalancer, Server,
@@ -174,7 +174,7 @@ pub(super) fn key_block(key: &Key) -> Option<Block> {
 }
 
 /// Where the longest shorter entry leads.
-fn shorter<'a>(tables: &'a Tables, prefix: u128, prefix_len: u8) -> Option<&'a super::Body> {
+fn shorter(tables: &Tables, prefix: u128, prefix_len: u8) -> Option<&Body> {
     (0..prefix_len).rev().find_map(|prefix_len| {
         let mask = u128::MAX.checked_shl(u32::from(KEY_BITS - prefix_len)).unwrap_or(0);
         tables.entries.get(&Key::Directory { prefix: prefix & mask, prefix_len })

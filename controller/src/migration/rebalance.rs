@@ -122,8 +122,9 @@ pub struct Server {
     pub may_give: bool,
     /// Whether it may get pages.
     pub may_take: bool,
-    /// What it serves.
-    pub held: Vec<Held>,
+    /// What it serves of its own. Clients that know where pages moved send to the endpoint of their server, and that is
+    /// counted for the server only.
+    pub held: Option<Held>,
     /// Pages there that are known to be allocated. Needed only if it is full.
     pub allocated: Vec<Pages>,
 }
@@ -290,7 +291,12 @@ impl<'a> Loads<'a> {
         (total > 0.0).then(|| most / total)
     }
 
-    /// Whether the taker gets no hotter than the giver is then, or than is well.
+    /// Whether the taker is then not too hot.
+    fn stays_warm(&self, taker: &Server, rate: f64) -> bool {
+        self.rate(taker.id) + rate <= WARM * self.mean(taker.space)
+    }
+
+    /// Whether the taker is then not hotter than the giver, or not too hot.
     fn stays_cool(&self, giver: &Server, taker: NodeId, rate: f64) -> bool {
         let most = (self.rate(giver.id) - rate).max(WARM * self.mean(giver.space));
         self.rate(taker) + rate <= most
@@ -632,9 +638,13 @@ impl Rebalancer {
     fn relieve(&self, giver: &Server, loads: &mut Loads<'_>, plan: &mut Plan) {
         let reading = loads.reading;
         let mut hottest = Vec::new();
-        for of in &giver.held {
+        if let Some(of) = &giver.held {
             let tree = (giver.id, of.home);
             let Some(blocks) = self.trees.get(&tree).filter(|blocks| !blocks.is_empty()) else {
+                if reading.entries_max < block::PARTS_MAX {
+                    plan.problems.push(no_entries(giver));
+                    return;
+                }
                 if let Some(root) = Block::root(of.home.id(), &of.rows) {
                     plan.splits.push((tree, root));
                 }
@@ -651,7 +661,7 @@ impl Rebalancer {
         let mean = loads.mean(giver.space);
         // What blocks that are to be split will relieve it of.
         let (mut expected, mut splits, mut made) = (0.0, Vec::new(), 0);
-        let mut why = "its traffic is on pages that may not move now, or each has too little";
+        let mut why = "its traffic is on pages that moved there, that may not move now, or that have too little each";
         for (rate, block, of) in hottest {
             let has_enough = loads.rate(giver.id) - expected <= WARM * mean;
             if has_enough || rate < GAIN * mean || plan.moves.len() >= MOVES_MAX {
@@ -669,7 +679,11 @@ impl Rebalancer {
                 self.takers(reading, giver).filter(|taker| !taker.is_below(left(taker), SPARE));
             let coolest = roomy
                 .min_by(|one, other| loads.rate(one.id).total_cmp(&loads.rate(other.id)))
-                .filter(|taker| loads.stays_cool(giver, taker.id, rate));
+                // What moved is counted for its server only, so it cannot be divided there.
+                .filter(|taker| match can_split {
+                    true => loads.stays_warm(taker, rate),
+                    false => loads.stays_cool(giver, taker.id, rate),
+                });
             match coolest.filter(|_| is_movable && !is_bound()) {
                 Some(taker) => {
                     let total = loads.total(giver.space).max(f64::MIN_POSITIVE);
@@ -697,7 +711,7 @@ impl Rebalancer {
         }
         let room = reading.entries_max.min(ENTRIES_MAX);
         let counted: usize = self.trees.values().map(Vec::len).sum();
-        let has_room = counted + 16 * (plan.splits.len() + 1) <= room;
+        let has_room = counted + block::PARTS_MAX * (plan.splits.len() + 1) <= room;
         if !splits.is_empty() && has_room {
             // What was decided would change what the parts have.
             let first = plan.moves.len() - made;
@@ -711,6 +725,7 @@ impl Rebalancer {
         } else if made == 0 && !splits.is_empty() {
             // The entries are where it was hot before.
             plan.recounts.push(giver.id);
+            plan.problems.push(no_entries(giver));
             plan.is_counting = true;
         } else if made == 0 && loads.rate(giver.id) > WARM * mean {
             plan.problems.push(format!("{} has too much of the traffic: {why}", giver.name));
@@ -757,7 +772,7 @@ impl Rebalancer {
 
 /// What a server has of a home.
 fn held(server: &Server, home: ContentsRecord) -> Option<&Held> {
-    server.held.iter().find(|held| held.home == home)
+    server.held.as_ref().filter(|held| held.home == home)
 }
 
 /// The pages of a block that are held.
@@ -769,6 +784,14 @@ fn rows_of(block: &Block, held: &Held) -> Vec<Range<u64>> {
         (start < end).then(|| pages.start + (start - own.start)..pages.start + (end - own.start))
     };
     held.rows.iter().filter_map(of).collect()
+}
+
+/// Why a server's pages are not counted well enough, for people.
+fn no_entries(server: &Server) -> String {
+    format!(
+        "{} has too much of the traffic: the switches have no room for more entries that count its pages",
+        server.name
+    )
 }
 
 /// A share, for people.

@@ -32,7 +32,13 @@ pub(super) struct Rack {
 
 impl Rack {
     pub(super) fn new(free: &[u64]) -> Self {
-        let (core, now) = core();
+        Self::with(CoreConfig::default(), free)
+    }
+
+    pub(super) fn with(config: CoreConfig, free: &[u64]) -> Self {
+        let now = Instant::now();
+        let mut core = Core::new(config, Stored::default(), 1, now);
+        core.learn_ports(SWITCH, ports(16));
         let (disk, members, own) = (Disk::default(), Vec::new(), BTreeMap::new());
         let (full, scattered, away) = <(BTreeSet<_>, BTreeSet<_>, BTreeSet<_>)>::default();
         let mut this = Self { core, disk, now, members, full, scattered, away, own };

@@ -8,8 +8,8 @@ use super::drain::Rack;
 use super::*;
 use crate::core::rebalance::{block_key, key_block};
 use crate::core::{RebalanceStep, SwitchCounters};
-use crate::migration::Wanted;
 use crate::migration::rebalance::Block;
+use crate::migration::{MigrateError, Wanted};
 
 const S1: NodeId = NodeId(1);
 const S2: NodeId = NodeId(2);
@@ -175,6 +175,37 @@ fn entries_that_count_change_no_way_and_leave_room() {
     for (key, body) in &before.entries {
         assert_eq!(counting.entries.get(key), Some(body));
     }
+}
+
+#[test]
+fn counting_leaves_room_for_all_that_may_move() {
+    let config = CoreConfig { directory_size: 64, ..CoreConfig::default() };
+    let mut fabric = Fabric { rack: Rack::with(config, &[900, 900]), counts: BTreeMap::new() };
+    let (mut most, mut problems) = (0, BTreeSet::new());
+    for _ in 0..20 {
+        fabric.rack.core.rebalance_asked(fabric.rack.now, WINDOW);
+        fabric.step(&[(S1, 3, 5000)]);
+        problems.extend(fabric.rack.core.rebalance_view(fabric.rack.now).plan.problems);
+        most = most.max(longer(&fabric.rack.core.desired(SWITCH)).len());
+    }
+    assert_eq!(most, 16, "half of the half that is not for endpoints");
+    assert!(problems.iter().any(|it| it.contains("no room for more entries")), "{problems:?}");
+    let migrate = |core: &mut Core, line: u64| {
+        let pages = Some(16 * line..16 * line + 8);
+        core.migrate(&Wanted { home: S1, space: SPACE, generation: None, pages, taker: S2 })
+    };
+    for line in 0..32 {
+        migrate(&mut fabric.rack.core, line).unwrap();
+    }
+    let full = migrate(&mut fabric.rack.core, 32);
+    assert!(
+        matches!(full, Err(MigrateError::TableFull { needed: 33, budget: 32, .. })),
+        "{full:?}"
+    );
+    assert_eq!(longer(&fabric.rack.core.desired(SWITCH)), [], "in the same plan");
+    fabric.rack.core.rebalance_asked(fabric.rack.now, WINDOW);
+    fabric.step(&[(S1, 3, 5000)]);
+    assert_eq!(fabric.rack.core.rebalance_view(fabric.rack.now).entry_count, 0);
 }
 
 proptest! {

@@ -17,7 +17,7 @@ const SHARD: u64 = 1 << (SHARD_SHIFT - PAGE_SHIFT);
 pub(super) const LINE: u64 = LINE_PAGES as u64;
 
 /// The most parts into which a block is split.
-const PARTS_MAX: usize = 16;
+pub(super) const PARTS_MAX: usize = 16;
 
 /// What a prefix of pointers covers: an aligned block of places. A *place* is a page with the generation in the pointers
 /// to it, in the order of the pointers.

@@ -108,7 +108,7 @@ struct World {
     rates: Rates<Key>,
     server_rates: Rates<u16>,
     /// What servers have, and their free pages.
-    held: BTreeMap<u16, (Vec<Held>, u64)>,
+    held: BTreeMap<u16, (Option<Held>, u64)>,
     open: Vec<(Duration, Move)>,
 }
 
@@ -158,20 +158,18 @@ impl World {
         self.held = (1..=self.settings.servers).map(|node| (node, self.held_by(node))).collect();
     }
 
-    fn held_by(&self, node: u16) -> (Vec<Held>, u64) {
-        let mut held: BTreeMap<u16, PageMap<()>> = BTreeMap::new();
+    fn held_by(&self, node: u16) -> (Option<Held>, u64) {
+        let mut own = PageMap::default();
         let mut used = 0;
         for line in self.lines.iter().filter(|line| line.at == node) {
-            let pages = line.first_page..line.first_page + LINE;
-            held.entry(line.home).or_default().insert(pages, ());
+            if line.home == node {
+                own.insert(line.first_page..line.first_page + LINE, ());
+            }
             used += LINE;
         }
-        let rows = |map: PageMap<()>| {
-            map.iter().flat_map(|(pages, ())| places(GENERATIONS, pages)).collect()
-        };
-        let all =
-            held.into_iter().map(|(home, map)| Held { home: contents(home), rows: rows(map) });
-        (all.collect(), self.total_pages().saturating_sub(used))
+        let rows: Vec<_> = own.iter().flat_map(|(pages, ())| places(GENERATIONS, pages)).collect();
+        let held = (!rows.is_empty()).then_some(Held { home: contents(node), rows });
+        (held, self.total_pages().saturating_sub(used))
     }
 
     const fn total_pages(&self) -> u64 {
@@ -192,9 +190,10 @@ impl World {
             let place = u64::from(GENERATION) << 36 | line.first_page;
             let after = counted
                 .partition_point(|block| (block.home, block.first) <= (NodeId(line.home), place));
-            let block = counted[..after]
-                .last()
-                .filter(|block| block.home.0 == line.home && block.places().contains(&place));
+            let block = counted[..after].last().filter(|block| {
+                // Packets to lines that moved go to the endpoint of their server.
+                line.at == line.home && block.home.0 == line.home && block.places().contains(&place)
+            });
             let number = numbers.len();
             *numbers.entry((line.at, block.copied())).or_insert(number)
         });

@@ -56,11 +56,8 @@ impl Rack {
 
     fn server(&self, node: u16) -> Server {
         let of_node = || (0..self.lines.len()).filter(|line| self.lines[*line].0 == node);
-        let homes: BTreeSet<u16> = of_node().map(|line| self.pages(line).0).collect();
-        let rows = |home: u16| {
-            let pages = of_node().map(|line| self.pages(line)).filter(|(of, _)| *of == home);
-            pages.flat_map(|(_, pages)| places(GENERATIONS, &pages)).collect()
-        };
+        let own = of_node().map(|line| self.pages(line)).filter(|(of, _)| *of == node);
+        let rows: Vec<_> = own.flat_map(|(_, pages)| places(GENERATIONS, &pages)).collect();
         let used = of_node().count() as u64 * LINE;
         Server {
             id: NodeId(node),
@@ -71,10 +68,7 @@ impl Rack {
             rate: LEARNED(self.rate(node)),
             may_give: true,
             may_take: true,
-            held: homes
-                .into_iter()
-                .map(|home| Held { home: contents(home), rows: rows(home) })
-                .collect(),
+            held: (!rows.is_empty()).then_some(Held { home: contents(node), rows }),
             allocated: of_node()
                 .map(|line| self.pages(line))
                 .map(|(home, pages)| Pages { home: contents(home), pages })
@@ -211,7 +205,7 @@ proptest! {
                 rate: Rate { per_second: *rate, is_learned: flags[0] },
                 may_give: flags[1],
                 may_take: flags[2],
-                held: vec![held.clone()],
+                held: Some(held.clone()),
                 allocated: rows.iter().map(|row| Pages { home: contents(1), pages: row.0..row.0 + row.1 % 9000 }).collect(),
             };
             let reading = Reading {
