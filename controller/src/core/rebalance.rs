@@ -152,6 +152,11 @@ impl Rebalancing {
     }
 }
 
+/// Whether a migration is open that was decided here.
+fn is_own(record: &MigrationRecord) -> bool {
+    record.is_open() && record.reason.starts_with(REASON)
+}
+
 /// The key of a block.
 pub(super) fn block_key(space: Space, block: &Block) -> Key {
     let node = (space.scope() as u128) << 80 | u128::from(block.home.0) << 64;
@@ -241,7 +246,7 @@ impl Core {
             entry_count: of.rebalancer.counted().count(),
             servers: of.servers.clone(),
             plan: of.rebalancer.plan().clone(),
-            open_count: of.own.len(),
+            open_count: self.migrations.iter().filter(|shown| is_own(shown.record)).count(),
         }
     }
 
@@ -341,8 +346,6 @@ impl Core {
                 }
             }
         }
-        let is_own =
-            |record: &MigrationRecord| record.is_open() && record.reason.starts_with(REASON);
         let own = self.migrations.iter().map(|shown| shown.record).filter(|it| is_own(it));
         of.own.extend(own.map(|record| record.id));
         let mut last_id = of.last_id.unwrap_or_default();
