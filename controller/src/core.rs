@@ -6,7 +6,8 @@
 //! * `join`: which endpoint gets which node; `attached`: the endpoints that the switch has entries for.
 //! * `topology`: the switches and their links.
 //! * `desired`: the tables that follow; `moved`: those for pages that moved; `tables`: tables as values; `weight`: anycast weights.
-//! * `record`: what is stored; `event`: what is logged; `operator`: operators' requests; `drain`: servers that are drained.
+//! * `record`: what is stored; `event`: what is logged; `operator`: operators' requests; `drain`: servers that are drained;
+//!   `rebalance`: memory that moves by itself.
 
 mod attached;
 mod desired;
@@ -15,6 +16,7 @@ mod event;
 mod join;
 mod moved;
 mod operator;
+mod rebalance;
 mod record;
 mod tables;
 mod topology;
@@ -35,6 +37,9 @@ pub use event::{MemberChange, MemberEvent};
 pub(crate) use join::check_names;
 pub use join::{Assigned, Attachment, Join, JoinError, Previous};
 pub use operator::{Incarnations, Named, OperatorError};
+use rebalance::Rebalancing;
+pub(crate) use rebalance::directory_counters;
+pub use rebalance::{RebalanceStep, RebalanceView, ServerView, SwitchCounters};
 pub use record::{Carrier, Change, NodeRecord, Role, SpaceRecord, Stored};
 pub use tables::{Body, Tables};
 pub(crate) use tables::{compared, entry_words, ports_words};
@@ -287,6 +292,7 @@ pub struct Core {
     /// The known ports, by switch.
     ports: Vec<Ports>,
     migrations: Migrations,
+    rebalancing: Rebalancing,
     changes: Vec<Change>,
     altered: BTreeSet<NodeId>,
     events: Vec<MemberEvent>,
@@ -320,6 +326,7 @@ impl Core {
             spaces: stored.spaces.iter().map(|record| (record.space, record.group)).collect(),
             ports,
             migrations,
+            rebalancing: Rebalancing::new(stored.rebalance),
             changes: Vec::new(),
             altered: BTreeSet::new(),
             events: Vec::new(),

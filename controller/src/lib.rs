@@ -224,6 +224,7 @@ impl Controller {
         let (stop, stopped) = oneshot::channel::<()>();
         let service = ControllerServer::new(Northbound::new(Arc::clone(&shared)));
         let operators = Operators::new(Arc::clone(&shared), self.config.operators);
+        let rebalancing = operators.rebalancing();
         let server = self.server.add_service(service);
         let serving =
             server.add_service(OperationsServer::new(operators)).serve_with_incoming_shutdown(
@@ -243,6 +244,7 @@ impl Controller {
                 Err(ControllerError::Switch(error))
             }
             error = Arc::clone(&shared).run_core() => Err(ControllerError::Store(error)),
+            error = rebalancing => Err(ControllerError::Store(error)),
             error = shared.failed() => Err(ControllerError::Store(error)),
             never = notify_installed(&shared, self.installed) => match never {},
             served = &mut serving => {

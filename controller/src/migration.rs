@@ -7,13 +7,14 @@
 //! * `record`: what is stored; `pages`: maps of pages.
 //! * `request`: what an operator may ask for, and cancel.
 //! * `order`: the orders that are due; `report`: what servers report.
-//! * `drain`: servers that are drained.
+//! * `drain`: servers that are drained; [`rebalance`]: what moves by itself.
 //! * `loss`: servers that lost their memory, and where the pages of their homes are then.
 
 mod drain;
 mod loss;
 mod order;
 mod pages;
+pub mod rebalance;
 mod record;
 mod report;
 mod request;

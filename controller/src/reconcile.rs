@@ -120,6 +120,8 @@ pub struct SwitchView {
     pub difference: Option<String>,
     /// Its contents: as last read, with later writes.
     pub installed: Arc<Installed>,
+    /// When it was last read.
+    pub read_at: Option<std::time::Instant>,
     /// The greatest version of the desired state that was completely installed.
     pub version: u64,
     /// Counts of the loop.
@@ -531,6 +533,7 @@ impl<C: SwitchConnector> Reconciler<C> {
             view.counts.repaired += u64::try_from(differences).unwrap_or(u64::MAX);
             view.leases = leases(&self.redirects);
             view.installed = Arc::new(installed);
+            view.read_at = Some(now);
         });
         let pause = self.timing.check_interval.max(began.elapsed() * CHECK_SHARE);
         Ok(Instant::now() + pause)

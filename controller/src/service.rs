@@ -3,6 +3,7 @@
 mod drains;
 mod migrations;
 mod operations;
+mod rebalancing;
 mod response;
 
 use std::collections::VecDeque;

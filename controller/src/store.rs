@@ -34,6 +34,10 @@ const LOSSES: TableDefinition<'_, u16, &[u8]> = TableDefinition::new("losses");
 /// Node -> [`crate::migration::DrainRecord`] as JSON. An older controller leaves it alone, and drains nothing.
 const DRAINS: TableDefinition<'_, u16, &[u8]> = TableDefinition::new("drains");
 
+/// Without a key -> [`crate::migration::rebalance::RebalanceRecord`] as JSON, if memory moves by itself. An older
+/// controller leaves it alone, and moves nothing.
+const REBALANCE: TableDefinition<'_, (), &[u8]> = TableDefinition::new("rebalance");
+
 /// Single numbers by name.
 const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
 
@@ -269,6 +273,7 @@ impl Store {
             write.open_table(ELSEWHERE).map_err(io)?;
             write.open_table(LOSSES).map_err(io)?;
             write.open_table(DRAINS).map_err(io)?;
+            write.open_table(REBALANCE).map_err(io)?;
             let mut numbers = write.open_table(NUMBERS).map_err(io)?;
             let read = |numbers: &redb::Table<'_, &str, u64>, name| {
                 Ok::<_, StoreError>(numbers.get(name).map_err(io)?.map(|value| value.value()))
@@ -396,6 +401,7 @@ impl Store {
             losses: records(&read, LOSSES, "a loss of memory")?,
             drains: records(&read, DRAINS, "a drained server")?,
         };
+        stored.rebalance = records(&read, REBALANCE, "rebalancing")?.pop();
         Ok(stored)
     }
 
@@ -415,6 +421,7 @@ impl Store {
             let mut elsewhere = write.open_table(ELSEWHERE).map_err(io)?;
             let mut losses = write.open_table(LOSSES).map_err(io)?;
             let mut drains = write.open_table(DRAINS).map_err(io)?;
+            let mut rebalance = write.open_table(REBALANCE).map_err(io)?;
             for change in changes {
                 match change {
                     Change::Drain(record) => {
@@ -441,6 +448,12 @@ impl Store {
                     }
                     Change::Node(record) => {
                         nodes.insert(record.node, json(record)?.as_slice()).map_err(io)?;
+                    }
+                    Change::Rebalance(Some(record)) => {
+                        rebalance.insert((), json(record)?.as_slice()).map_err(io)?;
+                    }
+                    Change::Rebalance(None) => {
+                        rebalance.remove(()).map_err(io)?;
                     }
                     Change::Space(record) => {
                         spaces.insert(record.space, record.group).map_err(io)?;

@@ -5,6 +5,7 @@ mod key_value;
 mod migration;
 mod ownership;
 pub(super) mod paging_latency;
+mod rebalance;
 mod restarts;
 mod workout;
 
@@ -29,6 +30,8 @@ pub(super) enum Experiment {
     Migration(migration::Migration),
     /// How long a page fault takes: remote, resolved from memory, from the page cache, a disk and swap
     PagingLatency(paging_latency::PagingLatency),
+    /// Memory that moves by itself to servers with less traffic; computed, without a rack
+    Rebalance(rebalance::Rebalance),
     /// A memory server that is killed again and again under load, and goes on with its memory
     Restarts(restarts::Restarts),
     /// An array that is written in order, with a part of it local
@@ -51,6 +54,7 @@ pub(super) fn run(experiment: Experiment, global: Global) -> anyhow::Result<Exit
         Experiment::KeyValue(asked) => key_value::run(asked, global),
         Experiment::Migration(asked) => migration::run(asked, global),
         Experiment::PagingLatency(latency) => paging_latency::run(latency, global),
+        Experiment::Rebalance(asked) => rebalance::run(&asked, global),
         Experiment::Restarts(restarts) => restarts::run(&restarts, global),
         Experiment::Testswap(options) => workout::run(Workout::Testswap, options, global),
         Experiment::Quicksort(options) => workout::run(Workout::Quicksort, options, global),

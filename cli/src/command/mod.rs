@@ -104,6 +104,7 @@ enum Command {
     Page(page::Page),
     Ping(memory::ping::Ping),
     Purge(operator::purge::Purge),
+    Rebalance(operator::rebalance::Rebalance),
     /// Build, inspect and take down a rack of network namespaces on this machine
     #[command(subcommand)]
     Rack(rack::RackCommand),
@@ -172,6 +173,7 @@ pub fn run() -> ExitCode {
         Command::Notices(command) => memory::notices::run(command, line.global),
         Command::Ping(command) => memory::ping::run(command, line.global),
         Command::Purge(command) => operator::purge::run(command, line.global),
+        Command::Rebalance(command) => operator::rebalance::run(&command, line.global),
         Command::Rack(command) => rack::run(command, line.global),
         Command::Read(command) => memory::read::run(command, line.global),
         Command::Run(command) => run::run(command, line.global),

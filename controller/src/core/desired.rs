@@ -56,6 +56,7 @@ impl Core {
             }
         }
         self.add_moved(&mut tables, switch);
+        self.add_counting(&mut tables, switch);
         for space in self.spaces.keys() {
             self.add_anycast(&mut tables, switch, Space(*space));
         }

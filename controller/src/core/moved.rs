@@ -92,7 +92,7 @@ impl Core {
     }
 
     /// The most entries of a switch for pages that moved: the endpoints' own ones must always have room.
-    fn moved_budget(&self) -> usize {
+    pub(super) fn moved_budget(&self) -> usize {
         let size = self.config.directory_size;
         size - ENDPOINTS_MAX.min(size / 2)
     }
@@ -114,7 +114,7 @@ impl Core {
     }
 
     /// The prefixes of pages that moved, and where a switch forwards to.
-    fn moved(&self, switch: SwitchId, moves: Moves<'_>) -> Vec<(Ipv6Net, Forward)> {
+    pub(super) fn moved(&self, switch: SwitchId, moves: Moves<'_>) -> Vec<(Ipv6Net, Forward)> {
         let forward_to = |id: NodeId| {
             let node = self.nodes.get(&id)?;
             let Route { port, is_local } = self.route(switch, node)?;

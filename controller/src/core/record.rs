@@ -6,6 +6,7 @@ use bluebridge_p4::pipeline::{MacAddr, SwitchPort};
 use bluebridge_wire::{NodeId, Space};
 use serde::{Deserialize, Serialize};
 
+use crate::migration::rebalance::RebalanceRecord;
 use crate::migration::{
     DrainRecord, ElsewhereRecord, LossRecord, MigrationRecord, StoredMigrations,
 };
@@ -146,6 +147,8 @@ pub enum Change {
     MigrationGone(u64),
     /// A node is new or different.
     Node(NodeRecord),
+    /// An operator lets the controller move memory by itself, or no more.
+    Rebalance(Option<RebalanceRecord>),
     /// A space is new or has another group.
     Space(SpaceRecord),
     /// A space released its group.
@@ -164,4 +167,6 @@ pub struct Stored {
     pub first_generation: u16,
     /// Migrations.
     pub migrations: StoredMigrations,
+    /// Set if memory moves by itself.
+    pub rebalance: Option<RebalanceRecord>,
 }

@@ -3,6 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bluebridge_p4::pipeline::{Action, Forward, MacAddr, WeightedForward};
 
 use super::*;
+use crate::migration::rebalance::RebalanceRecord;
 
 mod drain;
 mod identity;
@@ -10,6 +11,7 @@ mod members;
 mod model;
 mod moved;
 mod operator;
+mod rebalance;
 mod refusals;
 mod switches;
 mod tables;
@@ -91,6 +93,7 @@ struct Disk {
     nodes: BTreeMap<u16, NodeRecord>,
     spaces: BTreeMap<u16, u16>,
     migrations: crate::migration::testing::Disk,
+    rebalance: Option<RebalanceRecord>,
 }
 
 impl Disk {
@@ -100,6 +103,7 @@ impl Disk {
                 Change::Node(record) => drop(self.nodes.insert(record.node, record)),
                 Change::Space(record) => drop(self.spaces.insert(record.space, record.group)),
                 Change::SpaceGone(space) => drop(self.spaces.remove(&space)),
+                Change::Rebalance(record) => self.rebalance = record,
                 other => self.migrations.write(&other),
             }
         }
@@ -109,6 +113,7 @@ impl Disk {
         Stored {
             first_generation: 0,
             migrations: self.migrations.load(),
+            rebalance: self.rebalance,
             nodes: self.nodes.values().cloned().collect(),
             spaces: self
                 .spaces

@@ -31,7 +31,7 @@ impl Disk {
             Change::LossGone(node) => drop(self.losses.remove(&node)),
             Change::Migration(record) => drop(self.records.insert(record.id, record)),
             Change::MigrationGone(id) => drop(self.records.remove(&id)),
-            Change::Node(_) | Change::Space(_) | Change::SpaceGone(_) => {}
+            Change::Node(_) | Change::Rebalance(_) | Change::Space(_) | Change::SpaceGone(_) => {}
         }
     }
 

@@ -73,7 +73,7 @@ pub(super) async fn tend(shared: &Arc<SharedState>, link: &Link, node: NodeId) {
 }
 
 /// Some allocations of a server.
-async fn allocations(
+pub(super) async fn allocations(
     link: &Link,
     space: u16,
     from_page: u64,
@@ -100,7 +100,7 @@ async fn allocations(
 }
 
 /// The pages of allocations; what is no pointer is left out.
-fn pages_of(allocations: &[proto::Allocation]) -> Vec<Range<u64>> {
+pub(super) fn pages_of(allocations: &[proto::Allocation]) -> Vec<Range<u64>> {
     let pages = |of: &proto::Allocation| {
         let octets = <[u8; 16]>::try_from(of.pointer.as_slice()).ok()?;
         let pointer = Pointer::try_from(Ipv6Addr::from(octets)).ok()?;

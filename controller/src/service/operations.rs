@@ -18,10 +18,11 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::{
     RefusalLog, certified_names, drains, member_refused, migrations, parse_member, parse_node,
-    store_failed,
+    rebalancing, store_failed,
 };
 use crate::core::{Core, Incarnations, Named, OperatorError, Role};
 use crate::shared::SharedState;
+use crate::store::StoreError;
 
 /// Time limit of a memory server's identification, and of a response.
 const GREETING: Duration = Duration::from_secs(3);
@@ -49,7 +50,7 @@ pub(crate) struct Operators {
 
 /// The open calls of memory servers.
 #[derive(Debug, Default)]
-struct Links(Mutex<BTreeMap<NodeId, Arc<Link>>>);
+pub(super) struct Links(Mutex<BTreeMap<NodeId, Arc<Link>>>);
 
 /// One open call.
 #[derive(Debug)]
@@ -77,6 +78,11 @@ struct Waiter {
 }
 
 impl Links {
+    /// The open call of a server.
+    pub(super) fn of(&self, node: NodeId) -> Option<Arc<Link>> {
+        self.lock().get(&node).cloned()
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<NodeId, Arc<Link>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -139,6 +145,11 @@ impl Operators {
         let refusals = RefusalLog::default();
         let last_link = AtomicU64::new(0);
         Self { shared, names, links: Arc::default(), places, refusals, last_link }
+    }
+
+    /// Moves memory whenever an operator lets it move by itself, until the controller ends.
+    pub(crate) fn rebalancing(&self) -> impl Future<Output = Arc<StoreError>> + Send + use<> {
+        rebalancing::tend(Arc::clone(&self.shared), Arc::clone(&self.links))
     }
 
     /// Checks that the caller is an operator, and reserves a place for its query.
@@ -415,6 +426,18 @@ impl Operations for Operators {
         let _place = self.admit(&request)?;
         let drains = self.shared.look(drains::list).await;
         Ok(Response::new(proto::DrainsResponse { drains }))
+    }
+
+    async fn rebalance(
+        &self,
+        request: Request<proto::RebalanceRequest>,
+    ) -> Result<Response<proto::RebalanceResponse>, Status> {
+        let _place = self.admit(&request)?;
+        let wanted = rebalancing::parse(request.get_ref())?;
+        let response =
+            self.shared.change(move |core, now| rebalancing::handle(core, now, wanted)).await;
+        let response = response.map_err(|error| store_failed(&error))?;
+        Ok(Response::new(response))
     }
 }
 

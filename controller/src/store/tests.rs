@@ -55,7 +55,8 @@ fn what_was_committed_is_there_after_a_restart() {
     let store = Store::open(&folder.file(FILE)).unwrap();
     let nodes = vec![record(1, 2), record(0xfffe, 1)];
     let migrations = StoredMigrations::default();
-    let expected = Stored { nodes, spaces: vec![spaces[0]], first_generation, migrations };
+    let expected =
+        Stored { nodes, spaces: vec![spaces[0]], first_generation, migrations, rebalance: None };
     assert_eq!(store.load().unwrap(), expected);
     assert!(store.election_id() > first.connection(u64::MAX), "a later start beats every earlier");
     assert_eq!(store.start_count(), 2);
@@ -63,6 +64,7 @@ fn what_was_committed_is_there_after_a_restart() {
 
 #[test]
 fn migrations_are_there_after_a_restart() {
+    use crate::migration::rebalance::RebalanceRecord;
     use crate::migration::{
         DrainRecord, ElsewhereRecord, End, GenerationRange, LossRecord, MigrationRecord, PageMap,
         Placed, RefusalRecord, Stage,
@@ -106,6 +108,7 @@ fn migrations_are_there_after_a_restart() {
         Change::Loss(gone),
         Change::Drain(drain),
         Change::Drain(DrainRecord { node: 2, ..drain }),
+        Change::Rebalance(Some(RebalanceRecord { window_ms: 7 })),
     ];
     store.commit(&changes).unwrap();
     store.commit(&[Change::MigrationGone(6), Change::LossGone(4), Change::DrainGone(2)]).unwrap();
@@ -113,7 +116,13 @@ fn migrations_are_there_after_a_restart() {
     let store = Store::open(&folder.file(FILE)).unwrap();
     let (records, elsewhere, losses) = (vec![record], vec![elsewhere], vec![loss]);
     let expected = StoredMigrations { records, elsewhere, losses, drains: vec![drain] };
-    assert_eq!(store.load().unwrap().migrations, expected);
+    let loaded = store.load().unwrap();
+    assert_eq!(
+        (loaded.migrations, loaded.rebalance),
+        (expected, Some(RebalanceRecord { window_ms: 7 }))
+    );
+    store.commit(&[Change::Rebalance(None)]).unwrap();
+    assert_eq!(store.load().unwrap().rebalance, None);
 }
 
 #[test]

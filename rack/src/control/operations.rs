@@ -111,6 +111,21 @@ pub fn drains(controller: &Contact, patience: Duration) -> Result<Vec<proto::Dra
     })
 }
 
+/// Lets memory move by itself or no more, counts what would move, and shows the state.
+///
+/// # Errors
+/// [`ControlError`]; without a response, it may be done.
+pub fn rebalance(
+    controller: &Contact,
+    request: proto::RebalanceRequest,
+    patience: Duration,
+) -> Result<proto::RebalanceResponse, ControlError> {
+    call_within(patience, Peer::Controller, controller, async |channel| {
+        let mut operations = OperationsClient::new(channel);
+        operations.rebalance(request).await.map(tonic::Response::into_inner)
+    })
+}
+
 /// Every open migration and the last closed ones.
 ///
 /// # Errors

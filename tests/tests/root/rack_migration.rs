@@ -108,10 +108,11 @@ fn work(
     (stop, count): (&AtomicBool, &AtomicU64),
     may_end: bool,
 ) {
+    let page_count = usize::try_from(region.length_bytes()).expect("it fits") / PAGE_BYTES;
     let at = |page: usize| region.at((page * PAGE_BYTES) as u64).expect("inside");
-    let mut changes = vec![0; PAGES];
+    let mut changes = vec![0; page_count];
     let mut bytes = vec![0; PAGE_BYTES];
-    for page in (first..PAGES).step_by(THREADS).cycle() {
+    for page in (first..page_count).step_by(THREADS).cycle() {
         if stop.load(Ordering::Relaxed) {
             break;
         }
@@ -123,14 +124,14 @@ fn work(
                 Err(error) => panic!("a move does not fail it: {error}"),
             }
         }
-        let read = (page + THREADS * 301) % PAGES;
+        let read = (page + THREADS * 301) % page_count;
         if read % THREADS == first && changes[read] > 0 {
             client.read(at(read), &mut bytes).expect("a move does not fail it");
             assert_eq!(bytes, stamp(read, changes[read]), "page {read}");
         }
         count.fetch_add(1, Ordering::Relaxed);
     }
-    for page in (first..PAGES).step_by(THREADS).filter(|page| changes[*page] > 0) {
+    for page in (first..page_count).step_by(THREADS).filter(|page| changes[*page] > 0) {
         client.read(at(page), &mut bytes).expect("it is served");
         assert_eq!(bytes, stamp(page, changes[page]), "page {page}");
     }
@@ -140,7 +141,7 @@ fn work(
 fn move_about(
     name: &str,
     options: &RackOptions,
-    may_end: bool,
+    (page_count, may_end): (usize, bool),
     during: impl FnOnce(&mut TestRack, &dyn Fn(), &[NodeId], &Range<u64>),
 ) {
     let mut rack = TestRack::up(name, options);
@@ -152,9 +153,9 @@ fn move_about(
         config
     };
     let mut owner = endpoint.open(&rack, on_first(1));
-    let region = owner.create((PAGES * PAGE_BYTES) as u64).expect("there is room");
+    let region = owner.create((page_count * PAGE_BYTES) as u64).expect("there is room");
     let first = region.base().location.page();
-    let pages = first..first + PAGES as u64;
+    let pages = first..first + page_count as u64;
     let (stop, count) = (AtomicBool::new(false), AtomicU64::new(0));
     let clients: Vec<_> =
         (2..2 + THREADS as u64).map(|seed| endpoint.client(&rack, seed)).collect();
@@ -241,7 +242,7 @@ fn what_had_moved_is_found_when_its_home_lost_its_memory() {
 #[test]
 fn memory_moves_and_returns_while_clients_use_it() {
     let options = RackOptions::new(DataPlane::Ebpf, "9000");
-    move_about("move", &options, false, |rack, flow, servers, pages| {
+    move_about("move", &options, (PAGES, false), |rack, flow, servers, pages| {
         let (home, other) = (servers[0], servers[1]);
         let entries = directory_entries(rack);
         await_moved(rack, migrate(rack, home, other, pages));
@@ -256,7 +257,7 @@ fn memory_moves_and_returns_while_clients_use_it() {
 #[test]
 fn memory_moves_while_its_servers_and_the_controller_are_killed() {
     let options = RackOptions::new(DataPlane::Soft, "9000");
-    move_about("move-kill", &options, true, |rack, flow, servers, pages| {
+    move_about("move-kill", &options, (PAGES, true), |rack, flow, servers, pages| {
         let (home, other) = (servers[0], servers[1]);
         for (number, victim) in
             ["memserver-s2", "memserver-s1", "controller"].into_iter().enumerate()
@@ -308,7 +309,7 @@ fn bring_home(rack: &TestRack, home: NodeId, pages: &Range<u64>) {
 #[test]
 fn servers_are_drained_in_turn_while_clients_use_them() {
     let options = RackOptions { servers: 3, ..RackOptions::new(DataPlane::Soft, "9000") };
-    move_about("drain", &options, false, |rack, flow, servers, pages| {
+    move_about("drain", &options, (PAGES, false), |rack, flow, servers, pages| {
         for server in servers {
             drain(rack, *server, false);
             await_drained(rack, *server);
@@ -320,6 +321,61 @@ fn servers_are_drained_in_turn_while_clients_use_them() {
         let moved = moved.unwrap_or_else(|error| panic!("{error}"));
         assert!(moved.iter().any(|of| of.giver == of.home && of.reason.contains("is drained")));
         assert!(moved.iter().any(|of| of.giver != of.home), "what was taken over moved on");
+        bring_home(rack, servers[0], pages);
+    });
+}
+
+/// Asks for a change of how memory moves by itself, or for the state.
+fn rebalance(rack: &TestRack, action: proto::RebalanceAction) -> proto::RebalanceResponse {
+    let request = proto::RebalanceRequest { action: action.into(), window_ms: 1000 };
+    let ask = || operations::rebalance(&controller(rack), request, PATIENCE);
+    rack.enter(Node::Switch, ask).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Pages that a few hundred operations per second make hot enough to move.
+const HOT: usize = 256;
+
+#[test]
+fn hot_pages_move_by_themselves_while_clients_use_them() {
+    let options = RackOptions { memory: "16M", ..RackOptions::new(DataPlane::Ebpf, "9000") };
+    move_about("rebalance", &options, (HOT, false), |rack, flow, servers, pages| {
+        let entries = directory_entries(rack);
+        assert!(!rebalance(rack, proto::RebalanceAction::On).was_on);
+        let migrations = || {
+            let all =
+                rack.enter(Node::Switch, || operations::migrations(&controller(rack), PATIENCE));
+            all.unwrap_or_else(|error| panic!("{error}"))
+        };
+        let is_closed = |of: &proto::Migration| of.stage() == proto::MigrationStage::Closed;
+        let mut last = None;
+        let time = until("hot pages have moved", || {
+            let now = rebalance(rack, proto::RebalanceAction::Unspecified);
+            let shown = (now.entries, now.is_learning, now.problems, now.moves.len());
+            if last.as_ref() != Some(&shown) {
+                println!("{shown:?}");
+                last = Some(shown);
+            }
+            let all = migrations();
+            !all.is_empty() && all.iter().all(is_closed)
+        });
+        let off = rebalance(rack, proto::RebalanceAction::Off);
+        println!("{time:?}: {off:?}");
+        assert!(off.was_on && !off.is_on && off.entries == 0, "{off:?}");
+        // One may have begun just before.
+        until("no migration is open", || migrations().iter().all(is_closed));
+        let moved = migrations();
+        for of in &moved {
+            assert!(of.reason.starts_with("rebalancing: s1 has "), "{of:?}");
+            assert!(of.kept_pages > 0 && of.taker == u32::from(servers[1].0), "{of:?}");
+        }
+        let kept: u64 = moved.iter().map(|of| of.kept_pages).sum();
+        assert!(kept < HOT as u64, "the other server would be as hot: {moved:?}");
+        flow();
+        // What only counted is gone, and what moved has entries.
+        until("only pages that moved have entries", || {
+            let now = directory_entries(rack);
+            (entries + 1..=entries + 2 * moved.len()).contains(&now)
+        });
         bring_home(rack, servers[0], pages);
     });
 }

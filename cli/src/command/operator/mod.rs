@@ -8,6 +8,7 @@ pub(super) mod list;
 pub(super) mod migrate;
 pub(super) mod migrations;
 pub(super) mod purge;
+pub(super) mod rebalance;
 pub(crate) mod stat;
 
 use std::collections::BTreeSet;

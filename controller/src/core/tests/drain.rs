@@ -17,11 +17,11 @@ const LINE: u64 = 8;
 const CAPACITY: u64 = 1024;
 
 /// Servers whose memory never ends too early, and a controller that may be killed.
-struct Rack {
-    core: Core,
+pub(super) struct Rack {
+    pub(super) core: Core,
     disk: Disk,
-    now: Instant,
-    members: Vec<NodeRecord>,
+    pub(super) now: Instant,
+    pub(super) members: Vec<NodeRecord>,
     /// Servers that refuse to reserve, servers that allow nothing longer than a line, and servers that do nothing.
     full: BTreeSet<NodeId>,
     scattered: BTreeSet<NodeId>,
@@ -31,8 +31,14 @@ struct Rack {
 }
 
 impl Rack {
-    fn new(free: &[u64]) -> Self {
-        let (core, now) = core();
+    pub(super) fn new(free: &[u64]) -> Self {
+        Self::with(CoreConfig::default(), free)
+    }
+
+    pub(super) fn with(config: CoreConfig, free: &[u64]) -> Self {
+        let now = Instant::now();
+        let mut core = Core::new(config, Stored::default(), 1, now);
+        core.learn_ports(SWITCH, ports(16));
         let (disk, members, own) = (Disk::default(), Vec::new(), BTreeMap::new());
         let (full, scattered, away) = <(BTreeSet<_>, BTreeSet<_>, BTreeSet<_>)>::default();
         let mut this = Self { core, disk, now, members, full, scattered, away, own };
@@ -47,13 +53,13 @@ impl Rack {
         this
     }
 
-    fn store(&mut self) {
+    pub(super) fn store(&mut self) {
         let changes = self.core.take_changes();
         self.disk.write(changes);
     }
 
     /// The controller is killed, and starts again.
-    fn restart(&mut self) {
+    pub(super) fn restart(&mut self) {
         let free: Vec<_> = self.core.nodes().map(|node| node.free_pages.unwrap_or(0)).collect();
         self.core = Core::new(CoreConfig::default(), self.disk.load(), 2, self.now);
         self.core.learn_ports(SWITCH, ports(16));
@@ -72,7 +78,7 @@ impl Rack {
     }
 
     /// A server does what it is ordered.
-    fn obey(&mut self, id: NodeId) {
+    pub(super) fn obey(&mut self, id: NodeId) {
         if self.away.contains(&id) {
             return;
         }
@@ -159,7 +165,7 @@ impl Rack {
     }
 
     /// The server of a page.
-    fn at(&self, home: NodeId, page: u64) -> NodeId {
+    pub(super) fn at(&self, home: NodeId, page: u64) -> NodeId {
         let of_home = self.core.migrations().elsewhere().find(|of| of.home.id() == home);
         let row = of_home.and_then(|of| of.rows.within(&(page..page + 1)).next().map(|it| it.1.at));
         row.map_or(home, |at| at.id())

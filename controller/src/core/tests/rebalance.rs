@@ -1,0 +1,223 @@
+//! Memory that moves by itself: with a switch that counts, and servers that do what they are ordered.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::drain::Rack;
+use super::*;
+use crate::core::rebalance::{block_key, key_block};
+use crate::core::{RebalanceStep, SwitchCounters};
+use crate::migration::rebalance::Block;
+use crate::migration::{MigrateError, Wanted};
+
+const S1: NodeId = NodeId(1);
+const S2: NodeId = NodeId(2);
+const SECOND: Duration = Duration::from_secs(1);
+const WINDOW: Duration = Duration::from_secs(2);
+
+/// A page of a home with packets per second.
+type Traffic = (NodeId, u64, u64);
+
+/// The address of a page, as the directory's key has it.
+fn address(rack: &Rack, home: NodeId, page: u64) -> u128 {
+    let generation = rack.members[usize::from(home.0) - 1].generation;
+    u128::from(SPACE.scope()) << 80
+        | u128::from(home.0) << 64
+        | u128::from(generation) << 48
+        | u128::from(page) << 12
+}
+
+/// Where an address leads, and the key that leads there.
+fn lookup(tables: &Tables, address: u128) -> Option<(Key, Forward)> {
+    (0..=112_u8).rev().find_map(|prefix_len| {
+        let mask = u128::MAX.checked_shl(u32::from(112 - prefix_len)).unwrap_or(0);
+        let key = Key::Directory { prefix: address & mask, prefix_len };
+        let Some(Action::Forward(forward)) = &tables.entries.get(&key)?.action else { return None };
+        Some((key, *forward))
+    })
+}
+
+/// Longer entries than those of nodes.
+fn longer(tables: &Tables) -> Vec<Key> {
+    let is_longer =
+        |key: &&Key| matches!(key, Key::Directory { prefix_len, .. } if *prefix_len > 48);
+    tables.entries.keys().filter(is_longer).copied().collect()
+}
+
+struct Fabric {
+    rack: Rack,
+    counts: BTreeMap<Key, u64>,
+}
+
+impl Fabric {
+    fn new(free: &[u64]) -> Self {
+        Self { rack: Rack::new(free), counts: BTreeMap::new() }
+    }
+
+    /// A second with traffic.
+    fn step(&mut self, traffic: &[Traffic]) -> RebalanceStep {
+        self.rack.now += SECOND;
+        let tables = self.rack.core.desired(SWITCH);
+        self.counts.retain(|key, _| tables.entries.contains_key(key));
+        for (home, page, packets) in traffic {
+            let (key, _) = lookup(&tables, address(&self.rack, *home, *page)).unwrap();
+            *self.counts.entry(key).or_default() += packets;
+        }
+        let entries = tables.entries.iter().filter_map(|(key, body)| match (key, &body.action) {
+            (Key::Directory { .. }, Some(Action::Forward(forward))) => {
+                Some((*key, *forward, self.counts.get(key).copied().unwrap_or_default()))
+            }
+            _ => None,
+        });
+        let counters =
+            SwitchCounters { switch: SWITCH, at: self.rack.now, entries: entries.collect() };
+        let step = self.rack.core.rebalance_step(self.rack.now, &[counters], &BTreeMap::new());
+        self.rack.store();
+        for record in self.rack.members.clone() {
+            self.rack.obey(record.id());
+        }
+        step
+    }
+
+    fn run(&mut self, traffic: &[Traffic], seconds: usize) -> Vec<RebalanceStep> {
+        (0..seconds).map(|_| self.step(traffic)).collect()
+    }
+}
+
+#[test]
+fn hot_pages_are_found_and_move_and_counting_ends() {
+    let mut fabric = Fabric::new(&[900, 900, 900]);
+    assert!(fabric.rack.core.rebalance_on(WINDOW) && !fabric.rack.core.rebalance_on(WINDOW));
+    // The first server has nearly all, on pages that lie apart.
+    let traffic = [(S1, 3, 5000), (S1, 200, 4000), (S1, 700, 3000), (S2, 9, 500)];
+    let mut most = 0;
+    let mut began = Vec::new();
+    for _ in 0..60 {
+        let step = fabric.step(&traffic);
+        assert_eq!(step.refused, [""; 0]);
+        began.extend(step.began);
+        most = most.max(longer(&fabric.rack.core.desired(SWITCH)).len());
+    }
+    assert!(most > 2, "its parts were counted");
+    let servers: BTreeSet<_> = [3, 200, 700].iter().map(|page| fabric.rack.at(S1, *page)).collect();
+    assert!(servers.len() >= 2, "{began:?}");
+    let reasons: Vec<_> =
+        fabric.rack.core.migrations().iter().map(|of| of.record.reason.clone()).collect();
+    assert!(
+        reasons[0].starts_with("rebalancing: s1 has 96 % of the traffic of 3 servers"),
+        "{reasons:?}"
+    );
+    // Only what moved has longer entries now, and a restart changes nothing.
+    let view = fabric.rack.core.rebalance_view(fabric.rack.now);
+    assert!(view.is_on && view.entry_count == 0, "{view:?}");
+    fabric.rack.restart();
+    assert!(fabric.rack.core.rebalance_view(fabric.rack.now).is_on);
+    let steps = fabric.run(&traffic, 6);
+    assert!(steps.iter().all(|step| *step == RebalanceStep::default()), "{steps:?}");
+    assert!(fabric.rack.core.rebalance_off() && !fabric.rack.core.rebalance_off());
+    fabric.rack.store();
+    fabric.rack.restart();
+    assert!(!fabric.rack.core.rebalances(fabric.rack.now));
+}
+
+#[test]
+fn a_plan_counts_for_some_time_and_moves_nothing() {
+    let mut fabric = Fabric::new(&[900, 900]);
+    let traffic = [(S1, 3, 5000), (S1, 200, 4000)];
+    for _ in 0..20 {
+        fabric.rack.core.rebalance_asked(fabric.rack.now, WINDOW);
+        assert_eq!(fabric.step(&traffic), RebalanceStep::default());
+    }
+    let view = fabric.rack.core.rebalance_view(fabric.rack.now);
+    assert!(view.is_active && !view.is_on && !view.is_learning, "{view:?}");
+    assert!(view.entry_count > 0 && view.servers[0].is_hot, "{view:?}");
+    let [only] = &view.plan.moves[..] else { panic!("{view:?}") };
+    assert_eq!((only.giver, only.taker), (S1, S2));
+    assert!((view.plan.shares[0].before - 1.0).abs() < 0.01 && view.plan.shares[0].after < 0.6);
+    assert_eq!(fabric.rack.core.migrations().iter().count(), 0);
+    // Nobody asks any more.
+    fabric.run(&traffic, 12);
+    let view = fabric.rack.core.rebalance_view(fabric.rack.now);
+    assert!(!view.is_active && view.entry_count == 0, "{view:?}");
+    assert_eq!(longer(&fabric.rack.core.desired(SWITCH)), []);
+}
+
+#[test]
+fn entries_that_count_change_no_way_and_leave_room() {
+    let mut fabric = Fabric::new(&[900, 900, 900]);
+    let wanted = |pages, taker| Wanted {
+        home: S1,
+        space: SPACE,
+        generation: None,
+        pages: Some(pages),
+        taker,
+    };
+    for (pages, taker) in [(0..64, S2), (16..24, NodeId(3)), (128..136, S2)] {
+        fabric.rack.core.migrate(&wanted(pages, taker)).unwrap();
+        for _ in 0..12 {
+            [1, 2, 3].into_iter().for_each(|id| fabric.rack.obey(NodeId(id)));
+        }
+    }
+    let before = fabric.rack.core.desired(SWITCH);
+    // Not on, so that nothing moves.
+    for _ in 0..20 {
+        fabric.rack.core.rebalance_asked(fabric.rack.now, WINDOW);
+        fabric.step(&[(S1, 300, 5000), (S1, 130, 100)]);
+    }
+    let counting = fabric.rack.core.desired(SWITCH);
+    assert!(counting.entries.len() > before.entries.len() + 8, "{counting:?}");
+    for page in 0..2048 {
+        let address = address(&fabric.rack, S1, page);
+        let leads = |tables| lookup(tables, address).map(|(_, forward)| forward);
+        assert_eq!(leads(&counting), leads(&before), "page {page}");
+    }
+    for (key, body) in &before.entries {
+        assert_eq!(counting.entries.get(key), Some(body));
+    }
+}
+
+#[test]
+fn counting_leaves_room_for_all_that_may_move() {
+    let config = CoreConfig { directory_size: 64, ..CoreConfig::default() };
+    let mut fabric = Fabric { rack: Rack::with(config, &[900, 900]), counts: BTreeMap::new() };
+    let (mut most, mut problems) = (0, BTreeSet::new());
+    for _ in 0..20 {
+        fabric.rack.core.rebalance_asked(fabric.rack.now, WINDOW);
+        fabric.step(&[(S1, 3, 5000)]);
+        problems.extend(fabric.rack.core.rebalance_view(fabric.rack.now).plan.problems);
+        most = most.max(longer(&fabric.rack.core.desired(SWITCH)).len());
+    }
+    assert_eq!(most, 16, "half of the half that is not for endpoints");
+    assert!(problems.iter().any(|it| it.contains("no room for more entries")), "{problems:?}");
+    let migrate = |core: &mut Core, line: u64| {
+        let pages = Some(16 * line..16 * line + 8);
+        core.migrate(&Wanted { home: S1, space: SPACE, generation: None, pages, taker: S2 })
+    };
+    for line in 0..32 {
+        migrate(&mut fabric.rack.core, line).unwrap();
+    }
+    let full = migrate(&mut fabric.rack.core, 32);
+    assert!(
+        matches!(full, Err(MigrateError::TableFull { needed: 33, budget: 32, .. })),
+        "{full:?}"
+    );
+    assert_eq!(longer(&fabric.rack.core.desired(SWITCH)), [], "in the same plan");
+    fabric.rack.core.rebalance_asked(fabric.rack.now, WINDOW);
+    fabric.step(&[(S1, 3, 5000)]);
+    assert_eq!(fabric.rack.core.rebalance_view(fabric.rack.now).entry_count, 0);
+}
+
+proptest! {
+    #[test]
+    fn a_block_has_a_key(home in 1..0xfffe_u16, place in 0..1_u64 << 51, order in 3..51_u32) {
+        let block = Block { home: NodeId(home), first: place >> order << order, order };
+        prop_assert_eq!(key_block(&block_key(SPACE, &block)), Some(block));
+    }
+
+    #[test]
+    fn any_key_of_a_switch_is_survived(prefix in 0..1_u128 << 112, prefix_len in any::<u8>()) {
+        let block = key_block(&Key::Directory { prefix, prefix_len });
+        prop_assert!(block.is_none_or(|block| (49..=100).contains(&prefix_len) && block.order < 52));
+    }
+}

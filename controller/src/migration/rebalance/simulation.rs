@@ -1,0 +1,357 @@
+//! A rack that is only computed: servers, lines with rates, a switch that counts, and the decisions of [`super`].
+//!
+//! Time passes in steps of a second, and every run with the same seed is the same.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use bluebridge_wire::NodeId;
+use rand::rngs::SmallRng;
+use rand::{Rng as _, SeedableRng as _};
+
+use super::block::LINE;
+use super::{Block, Count, Held, Move, PART_MAX, Rate, Rates, Reading, Rebalancer, Server, places};
+use crate::migration::{ContentsRecord, GenerationRange, PageMap};
+
+/// What is simulated.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// The servers.
+    pub servers: u16,
+    /// Lines of each server that are allocated; as many are free.
+    pub lines: u64,
+    /// Packets per second to all servers.
+    pub rate: f64,
+    /// The exponent of the Zipf distribution of the traffic over all lines: the first server has the hottest ones.
+    pub exponent: f64,
+    /// After which time the traffic of each server is that of the next one; never without any.
+    pub shifts: Option<Duration>,
+    /// The time over which rates are learned.
+    pub window: Duration,
+    /// How long it is simulated.
+    pub time: Duration,
+    /// What is random follows from it.
+    pub seed: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            servers: 8,
+            lines: 4096,
+            rate: 100_000.0,
+            exponent: 0.99,
+            shifts: None,
+            window: super::WINDOW,
+            time: Duration::from_secs(3600),
+            seed: 1,
+        }
+    }
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// The hottest server's share of the packets of a second, over the first window.
+    pub before: f64,
+    /// As before, over the last quarter of the time.
+    pub after: f64,
+    /// The share of the hottest line: no server that has it can have less.
+    pub hottest_line: f64,
+    /// Moves, and their pages.
+    pub move_count: usize,
+    /// See [`Self::move_count`].
+    pub page_count: u64,
+    /// Lines that moved to a server that had given them away before.
+    pub return_count: usize,
+    /// When the last move began.
+    pub last_move: Option<Duration>,
+    /// The most entries that counted at the same time.
+    pub entries_most: usize,
+    /// The most moves that were open at the same time.
+    pub open_most: usize,
+    /// Every move, with the time at which it began.
+    pub moves: Vec<(Duration, Move)>,
+}
+
+/// A second.
+const STEP: Duration = Duration::from_secs(1);
+
+/// Pages per second of a move.
+const SPEED: u64 = 16_384;
+
+/// The generation of all contents.
+const GENERATION: u16 = 7;
+
+/// Where a line was first, its present server, and the ones before.
+struct Line {
+    home: u16,
+    first_page: u64,
+    at: u16,
+    before: Vec<u16>,
+}
+
+/// A counter: of a server, and of a block there or of what no block has.
+type Key = (u16, Option<Block>);
+
+struct World {
+    settings: Settings,
+    rng: SmallRng,
+    lines: Vec<Line>,
+    shares: Vec<f64>,
+    /// The blocks that have entries.
+    counted: Vec<Block>,
+    /// What the switch counted, and the counter of each line.
+    counters: Vec<(Key, u64)>,
+    counter_of: Vec<usize>,
+    totals: BTreeMap<u16, u64>,
+    rates: Rates<Key>,
+    server_rates: Rates<u16>,
+    /// What servers have, and their free pages.
+    held: BTreeMap<u16, (Option<Held>, u64)>,
+    open: Vec<(Duration, Move)>,
+}
+
+const fn contents(node: u16) -> ContentsRecord {
+    ContentsRecord { node, generation: GENERATION }
+}
+
+const GENERATIONS: GenerationRange = GenerationRange { first: GENERATION, last: GENERATION };
+
+impl World {
+    fn new(settings: Settings) -> Self {
+        let lines: Vec<Line> = (1..=settings.servers)
+            .flat_map(|home| {
+                let of = move |line| Line {
+                    home,
+                    first_page: line * LINE,
+                    at: home,
+                    before: Vec::new(),
+                };
+                (0..settings.lines).map(of)
+            })
+            .collect();
+        let weights: Vec<f64> =
+            (1..=lines.len()).map(|rank| (rank as f64).powf(-settings.exponent)).collect();
+        let all: f64 = weights.iter().sum();
+        let mut world = Self {
+            settings,
+            rng: SmallRng::seed_from_u64(settings.seed),
+            lines,
+            shares: weights.into_iter().map(|weight| weight / all).collect(),
+            counted: Vec::new(),
+            counters: Vec::new(),
+            counter_of: Vec::new(),
+            totals: BTreeMap::new(),
+            rates: Rates::default(),
+            server_rates: Rates::default(),
+            held: BTreeMap::new(),
+            open: Vec::new(),
+        };
+        world.hold();
+        world.install(Vec::new());
+        world
+    }
+
+    /// Notes what servers have.
+    fn hold(&mut self) {
+        self.held = (1..=self.settings.servers).map(|node| (node, self.held_by(node))).collect();
+    }
+
+    fn held_by(&self, node: u16) -> (Option<Held>, u64) {
+        let mut own = PageMap::default();
+        let mut used = 0;
+        for line in self.lines.iter().filter(|line| line.at == node) {
+            if line.home == node {
+                own.insert(line.first_page..line.first_page + LINE, ());
+            }
+            used += LINE;
+        }
+        let rows: Vec<_> = own.iter().flat_map(|(pages, ())| places(GENERATIONS, pages)).collect();
+        let held = (!rows.is_empty()).then_some(Held { home: contents(node), rows });
+        (held, self.total_pages().saturating_sub(used))
+    }
+
+    const fn total_pages(&self) -> u64 {
+        2 * self.settings.lines * LINE
+    }
+
+    /// Gives blocks entries: the longest prefix of a line counts it. What is counted anew begins with nothing.
+    fn install(&mut self, mut counted: Vec<Block>) {
+        counted.sort_by_key(|block| (block.home, block.first));
+        let before: BTreeMap<Key, u64> = self.counters.drain(..).collect();
+        let mut numbers: BTreeMap<Key, usize> = BTreeMap::new();
+        // Also blocks that no line is in have counters.
+        for block in &counted {
+            let number = numbers.len();
+            numbers.insert((block.home.0, Some(*block)), number);
+        }
+        let counter_of = self.lines.iter().map(|line| {
+            let place = u64::from(GENERATION) << 36 | line.first_page;
+            let after = counted
+                .partition_point(|block| (block.home, block.first) <= (NodeId(line.home), place));
+            let block = counted[..after].last().filter(|block| {
+                // Packets to lines that moved go to the endpoint of their server.
+                line.at == line.home && block.home.0 == line.home && block.places().contains(&place)
+            });
+            let number = numbers.len();
+            *numbers.entry((line.at, block.copied())).or_insert(number)
+        });
+        self.counter_of = counter_of.collect();
+        self.counters = numbers.keys().map(|key| (*key, 0)).collect();
+        for (key, number) in numbers {
+            self.counters[number] = (key, before.get(&key).copied().unwrap_or_default());
+        }
+        self.counted = counted;
+    }
+
+    /// The share of a line at some time.
+    fn share(&self, line: usize, now: Duration) -> f64 {
+        let count = self.shares.len();
+        let shifts = self.settings.shifts.map_or(0, |every| now.as_secs() / every.as_secs().max(1));
+        let by = shifts % u64::from(self.settings.servers.max(1)) * self.settings.lines;
+        let by = usize::try_from(by).unwrap_or_default();
+        self.shares[(line + count - by) % count]
+    }
+
+    /// The packets of a second; returns those of each server.
+    fn count(&mut self, now: Duration) -> BTreeMap<u16, u64> {
+        let mut sums: BTreeMap<u16, u64> = (1..=self.settings.servers).map(|it| (it, 0)).collect();
+        for index in 0..self.lines.len() {
+            let packets = self.settings.rate * self.share(index, now);
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "packets of a line and a second"
+            )]
+            let packets = (packets * self.rng.random_range(0.9..1.1)
+                + self.rng.random_range(0.0..1.0)) as u64;
+            let ((at, _), count) = &mut self.counters[self.counter_of[index]];
+            *count += packets;
+            *sums.entry(*at).or_default() += packets;
+        }
+        sums.iter().for_each(|(node, sum)| *self.totals.entry(*node).or_default() += sum);
+        sums
+    }
+
+    fn reading(&self, start: Instant, now: Duration, entries_max: usize) -> Reading {
+        let window = self.settings.window;
+        let unknown = Rate { per_second: 0.0, is_learned: false };
+        let server_rates: BTreeMap<_, _> = self.server_rates.iter(window).collect();
+        let servers = self.held.iter().map(|(node, (held, free_pages))| Server {
+            id: NodeId(*node),
+            name: format!("s{node}"),
+            space: 1,
+            free_pages: *free_pages,
+            total_pages: self.total_pages(),
+            rate: server_rates.get(node).copied().unwrap_or(unknown),
+            may_give: true,
+            may_take: true,
+            held: held.clone(),
+            allocated: Vec::new(),
+        });
+        let counts = self.rates.iter(window).filter_map(|((at, block), rate)| {
+            Some(Count { block: (*block)?, at: NodeId(*at), rate })
+        });
+        Reading {
+            now: start + now,
+            window,
+            servers: servers.collect(),
+            counts: counts.collect(),
+            moving: self.open.iter().flat_map(|(_, of)| of.pages().collect::<Vec<_>>()).collect(),
+            open_count: self.open.len(),
+            entries_max,
+        }
+    }
+
+    /// Completes moves that are over; returns how many lines came back to a server that had given them away.
+    fn complete(&mut self, now: Duration) -> usize {
+        let (over, open) =
+            std::mem::take(&mut self.open).into_iter().partition(|(until, _)| *until <= now);
+        self.open = open;
+        let over: Vec<(Duration, Move)> = over;
+        let (mut returns, has_moved) = (0, !over.is_empty());
+        for (_, of) in over {
+            let taker = of.taker.0;
+            for line in self.lines.iter_mut().filter(|line| line.home == of.home.node) {
+                let is_part = of.rows.iter().any(|row| row.contains(&line.first_page));
+                if is_part && line.at == of.giver.0 {
+                    returns += usize::from(line.before.contains(&taker));
+                    line.before.push(line.at);
+                    line.at = taker;
+                }
+            }
+        }
+        if has_moved {
+            self.hold();
+            self.install(self.counted.clone());
+        }
+        returns
+    }
+}
+
+/// Runs a simulation.
+#[must_use]
+pub fn run(settings: Settings) -> Outcome {
+    let mut world = World::new(settings);
+    let mut rebalancer = Rebalancer::default();
+    let start = Instant::now();
+    let (mut now, entries_max) = (Duration::ZERO, super::ENTRIES_MAX);
+    let (mut first, mut last) = (Vec::new(), Vec::new());
+    let mut outcome = Outcome {
+        before: 0.0,
+        after: 0.0,
+        hottest_line: world.shares.first().copied().unwrap_or_default(),
+        move_count: 0,
+        page_count: 0,
+        return_count: 0,
+        last_move: None,
+        entries_most: 0,
+        open_most: 0,
+        moves: Vec::new(),
+    };
+    while now < settings.time {
+        let sums = world.count(now);
+        let (share, span) = (hottest(&sums), settings.window);
+        if now < span {
+            first.push(share);
+        }
+        if now + settings.time / 4 >= settings.time {
+            last.push(share);
+        }
+        now += STEP;
+        outcome.return_count += world.complete(now);
+        world.rates.note(settings.window, start + now, world.counters.iter().copied());
+        world.server_rates.note(settings.window, start + now, world.totals.clone());
+        for made in rebalancer.step(&world.reading(start, now, entries_max), true) {
+            debug_assert!(made.page_count() <= PART_MAX, "{made:?}");
+            outcome.move_count += 1;
+            outcome.page_count += made.page_count();
+            outcome.last_move = Some(now);
+            let until =
+                now + STEP + STEP * u32::try_from(made.page_count() / SPEED).unwrap_or(u32::MAX);
+            outcome.moves.push((now, made.clone()));
+            world.open.push((until, made));
+        }
+        outcome.open_most = outcome.open_most.max(world.open.len());
+        let mut counted: Vec<_> = rebalancer.counted().collect();
+        counted.sort_by_key(|block| (block.home, block.first));
+        outcome.entries_most = outcome.entries_most.max(counted.len());
+        if counted != world.counted {
+            world.install(counted);
+        }
+    }
+    outcome.before = mean(&first);
+    outcome.after = mean(&last);
+    outcome
+}
+
+fn mean(shares: &[f64]) -> f64 {
+    shares.iter().sum::<f64>() / shares.len().max(1) as f64
+}
+
+/// The share of the hottest server.
+fn hottest(packets: &BTreeMap<u16, u64>) -> f64 {
+    let all: u64 = packets.values().sum();
+    packets.values().copied().max().unwrap_or_default() as f64 / all.max(1) as f64
+}
