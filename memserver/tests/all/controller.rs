@@ -10,8 +10,8 @@ use bluebridge_northbound::proto::{
     CancelMigrationResponse, DrainRequest, DrainResponse, DrainsRequest, DrainsResponse,
     HeartbeatRequest, HeartbeatResponse, JoinRequest, JoinResponse, LeaveRequest, LeaveResponse,
     MigrateRequest, MigrateResponse, MigrationsRequest, MigrationsResponse, PurgeRequest,
-    PurgeResponse, StatisticsRequest, StatisticsResponse, StatusRequest, StatusResponse,
-    WatchRequest, WatchResponse,
+    PurgeResponse, RebalanceRequest, RebalanceResponse, StatisticsRequest, StatisticsResponse,
+    StatusRequest, StatusResponse, WatchRequest, WatchResponse,
     attend_request::Body as ReplyBody,
     attend_response::Body as QueryBody,
     controller_server::{Controller, ControllerServer},
@@ -124,6 +124,13 @@ impl Operations for Service {
     }
 
     async fn drains(&self, _: Request<DrainsRequest>) -> Result<Response<DrainsResponse>, Status> {
+        Err(Status::unimplemented("a memory server does not call this"))
+    }
+
+    async fn rebalance(
+        &self,
+        _: Request<RebalanceRequest>,
+    ) -> Result<Response<RebalanceResponse>, Status> {
         Err(Status::unimplemented("a memory server does not call this"))
     }
 }
