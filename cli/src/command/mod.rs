@@ -452,6 +452,8 @@ mod tests {
             "rack exec",
             "rack logs",
             "rack up",
+            "rebalance off",
+            "rebalance plan",
             "run",
             "switch tables",
             "workload directory",
