@@ -18,6 +18,9 @@ pub(super) const LINES_MAX: u32 = 16;
 /// The lines of a burst.
 const BURST: u32 = 4;
 
+/// The smallest number on average, in parts: bursts take an eighth of the time then.
+const FEWEST: u64 = PARTS / 2;
+
 /// The longest rest.
 const REST_MAX: Duration = Duration::from_millis(50);
 
@@ -57,9 +60,9 @@ impl Pace {
         }
     }
 
-    /// How many lines may be on their way on average; at least one.
+    /// How many lines may be on their way on average; at least a half, which counts as one.
     fn lines(&self) -> u32 {
-        u32::try_from(self.parts / PARTS).unwrap_or(1)
+        u32::try_from(self.parts / PARTS).unwrap_or(1).max(1)
     }
 
     /// How many further lines may be taken now that so many are on their way.
@@ -104,9 +107,9 @@ impl Pace {
         let (target, waited) = (micros(TARGET), micros(time.saturating_sub(least)));
         let share = (target.saturating_sub(waited)).max(-HASTE * target);
         // Once per round of all lines the number changes by one line times the share of the target that is left.
-        let parts = i64::try_from(PARTS * PARTS / self.parts).unwrap_or(1);
+        let parts = i64::try_from(PARTS * PARTS / self.parts.max(PARTS)).unwrap_or(1);
         let parts = self.parts.saturating_add_signed(parts * share / target);
-        self.parts = parts.clamp(PARTS, u64::from(LINES_MAX) * PARTS);
+        self.parts = parts.clamp(FEWEST, u64::from(LINES_MAX) * PARTS);
     }
 }
 
@@ -173,7 +176,7 @@ mod tests {
         run(&mut pace, 10, Duration::ZERO, Duration::ZERO);
         run(&mut pace, 100, Duration::ZERO, Duration::from_millis(2));
         let ms = Duration::from_millis;
-        assert_eq!(bursts(&mut pace, 10, ms(1)), (40, ms(40)), "a quarter of the time");
+        assert_eq!(bursts(&mut pace, 10, ms(1)), (40, ms(80)), "an eighth of the time");
         assert_eq!(bursts(&mut pace, 2, ms(100)), (8, ms(300)), "no longer rests");
         // One line that waits takes no part.
         let later = Timestamp::ZERO + Duration::from_secs(9);
