@@ -32,6 +32,40 @@ use crate::{
 #[expect(clippy::cast_possible_truncation, reason = "8")]
 const LINE: u32 = LINE_PAGES as u32;
 
+/// Frames that no line has. Direct readers answer only for lines in the frame of their number, so each line gets that one
+/// if it can, and the frames of own lines that are elsewhere, and may come back, are taken last.
+#[derive(Debug, Default)]
+struct Spare {
+    /// By number: those of lines that are here, or of no own line.
+    here: BTreeSet<u32>,
+    /// Those of own lines that are elsewhere.
+    elsewhere: BTreeSet<u32>,
+}
+
+impl Spare {
+    fn count(&self) -> u32 {
+        narrow(self.here.len() + self.elsewhere.len())
+    }
+
+    fn insert(&mut self, frame: u32, pages: &Pages) {
+        let is_here = pages.is_here(frame as usize);
+        let frames = if is_here { &mut self.here } else { &mut self.elsewhere };
+        frames.insert(frame);
+    }
+
+    /// Takes a frame for a line.
+    fn take(&mut self, line: usize) -> Option<usize> {
+        let own = narrow(line);
+        let frame = if self.here.remove(&own) || self.elsewhere.remove(&own) {
+            own
+        } else {
+            // Lines are lent from the last one on, and used from the first one on.
+            self.here.pop_last().or_else(|| self.elsewhere.pop_first())?
+        };
+        Some(frame as usize)
+    }
+}
+
 /// Which lines may get memory, and which memory is nobody's.
 #[derive(Debug)]
 pub(super) struct Places {
@@ -39,8 +73,7 @@ pub(super) struct Places {
     unbacked: ExtentTree,
     /// Places for lines of others that are not used, nor reserved. The first has number 0.
     free: ExtentTree,
-    /// Frames that no line has.
-    spare: BTreeSet<u32>,
+    spare: Spare,
     /// How many of them are reserved for lines on their way here.
     promised: u32,
     /// By line: whether it is reserved for a line on its way.
@@ -56,7 +89,7 @@ impl Places {
         Self {
             unbacked,
             free: ExtentTree::new(narrow(sizes.adopted_lines)),
-            spare: BTreeSet::new(),
+            spare: Spare::default(),
             promised: 0,
             is_reserved: vec![false; sizes.lines()],
         }
@@ -66,7 +99,9 @@ impl Places {
     pub(super) fn of(pages: &Pages) -> Self {
         let sizes = pages.sizes();
         let mut places = Self::new(sizes);
-        places.spare = pages.spare_frames().into_iter().collect();
+        for frame in pages.spare_frames() {
+            places.spare.insert(frame, pages);
+        }
         let own = 0..narrow(sizes.own_lines);
         let _ = places.unbacked.take_free(own.clone());
         for line in own {
@@ -89,16 +124,9 @@ impl Places {
         places
     }
 
-    /// Takes a frame for a line: that of its number if possible, because direct readers know only that.
-    fn take_spare(&mut self, line: usize) -> Option<usize> {
-        let own = narrow(line);
-        let frame = if self.spare.remove(&own) { Some(own) } else { self.spare.pop_first() };
-        frame.map(|frame| frame as usize)
-    }
-
     /// Frames that any line may have.
     pub(super) fn spare_frames(&self) -> u32 {
-        narrow(self.spare.len()).saturating_sub(self.promised)
+        self.spare.count().saturating_sub(self.promised)
     }
 
     /// Own lines that are here, and could get memory.
@@ -145,7 +173,7 @@ impl Arena {
 
     /// Gives memory to an own line, whose pages may be allocated from then on.
     fn back(&mut self, line: u32) {
-        let Some(frame) = self.places.take_spare(line as usize) else { return };
+        let Some(frame) = self.places.spare.take(line as usize) else { return };
         self.pages.set_frame(line as usize, Some(frame));
         self.release_line(line as usize);
     }
@@ -164,11 +192,7 @@ impl Arena {
     /// Pages leave the quarantine if that helps.
     fn free_frames(&mut self, wanted: u32) -> bool {
         loop {
-            let mut line = self.pages.sizes().own_lines;
-            while self.places.spare_frames() < wanted && line > 0 {
-                line -= 1;
-                self.lend(narrow(line));
-            }
+            self.lend_until(|places| places.spare_frames() >= wanted);
             if self.places.spare_frames() >= wanted {
                 return true;
             }
@@ -178,6 +202,15 @@ impl Arena {
             }
             // All at once: a look at every line for each extent would take too long.
             while self.end_quarantine().is_some() {}
+        }
+    }
+
+    /// Takes the memory of own lines of which all pages may be allocated, the last ones first, until there is enough.
+    fn lend_until(&mut self, is_enough: impl Fn(&Places) -> bool) {
+        let mut line = self.pages.sizes().own_lines;
+        while !is_enough(&self.places) && line > 0 {
+            line -= 1;
+            self.lend(narrow(line));
         }
     }
 
@@ -195,7 +228,7 @@ impl Arena {
         let _ = self.free.take_free(pages);
         self.pages.set_frame(line as usize, None);
         self.places.unbacked.release(line, 1);
-        self.places.spare.insert(frame);
+        self.places.spare.insert(frame, &self.pages);
     }
 
     /// The number of the line that begins at a page.
@@ -299,7 +332,7 @@ impl Arena {
     fn take_frame(&mut self, line: usize) {
         if let Some(frame) = self.pages.frame(line) {
             self.pages.set_frame(line, None);
-            self.places.spare.insert(narrow(frame));
+            self.places.spare.insert(narrow(frame), &self.pages);
         }
     }
 
@@ -429,7 +462,12 @@ impl LineStore for Arena {
     }
 
     fn reserve(&mut self, lines: u32) -> Option<Vec<Range<u64>>> {
-        if self.places.free.free_pages() < lines || !self.free_frames(lines) {
+        if self.places.free.free_pages() < lines {
+            return None;
+        }
+        // The memory of own lines that are elsewhere would be spare, too, but is used last.
+        self.lend_until(|places| places.spare.here.len() >= (places.promised + lines) as usize);
+        if !self.free_frames(lines) {
             return None;
         }
         let own_lines = narrow(self.pages.sizes().own_lines);
@@ -508,7 +546,7 @@ impl LineStore for Arena {
         }
         self.check_staged(line, pages)?;
         if self.pages.frame(line).is_none() {
-            let frame = self.places.take_spare(line).ok_or(StageError::NoPlace)?;
+            let frame = self.places.spare.take(line).ok_or(StageError::NoPlace)?;
             self.places.promised -= 1;
             self.pages.set_frame(line, Some(frame));
         }

@@ -716,6 +716,26 @@ fn direct_readers_answer_nothing_for_a_line_that_is_elsewhere() {
     }
 }
 
+/// Otherwise the lines that come back would displace each other.
+#[test]
+fn the_memory_of_lines_that_are_elsewhere_is_used_last() {
+    let mut world = World::new([32, 32], 255);
+    assert!(world.create(0, 16) && world.create(1, 16));
+    world.move_line(0, 0);
+    let place = |world: &World, page: u64| world.away[&(1, page)].1;
+    let frame = |world: &World, page: u64| {
+        let arena = &world.arenas[0];
+        arena.pages.frame(arena.index(page).unwrap() / LINE_PAGES)
+    };
+    // Lines 2 and 3 have memory that they do not need, and so has line 0.
+    for (page, expected) in [(0, 3), (8, 2)] {
+        world.move_line(1, page);
+        assert_eq!(frame(&world, place(&world, page)), Some(expected));
+    }
+    world.move_line(0, 0);
+    assert_eq!(frame(&world, 0), Some(0));
+}
+
 #[test]
 fn a_line_that_is_not_whole_stays() {
     let mut world = World::new([13, 24], 255);
