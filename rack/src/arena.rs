@@ -120,6 +120,22 @@ pub(crate) fn owner_of_contents<'a>(
     state.daemons.iter().filter(|it| it.name != daemon.name).find(holds)
 }
 
+/// How a server gets its own file back, in whose place is that of another one.
+pub(crate) fn remedy_of_other(
+    state: &RackState,
+    daemon: &DaemonRecord,
+    owner: &DaemonRecord,
+) -> String {
+    let back = "put the server's own file back in its place";
+    let Some(place) = arena_of(owner) else { return back.to_owned() };
+    // To move a file there would replace the server's own one.
+    let is_swapped = owner_of_contents(state, owner).is_some_and(|it| it.name == daemon.name);
+    if is_swapped {
+        return format!("{back}: it is {place} now, so exchange the two files");
+    }
+    format!("{back}, and that of {} in {place}", owner.node)
+}
+
 /// Records which arena the memory of a server that is ready is in, as the last one. Its file may be gone when the rack is
 /// taken down, or in the place of another one's.
 pub(crate) fn note_id(daemon: &mut DaemonRecord) {

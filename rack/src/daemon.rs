@@ -194,9 +194,10 @@ impl DaemonRecord {
             // To begin empty would drop the other server's memory.
             Some(owner) => Some(Loss {
                 words: format!(
-                    "its file {} is that of {}; put the server's own file back in its place",
+                    "its file {} is that of {}; {}",
                     file.display(),
-                    owner.node
+                    owner.node,
+                    arena::remedy_of_other(state, self, owner)
                 ),
                 is_recoverable: true,
             }),
@@ -366,15 +367,17 @@ impl Rack {
         Ok(daemon.is_some_and(|daemon| daemon.may_keep_memory(&self.state)))
     }
 
-    /// The other server whose memory is in the file of a memory server, and the place of that one's file; `None` if it is
-    /// not known to be another one's.
+    /// The other server whose memory is in the file of a memory server, and what to do about it; `None` if it is not known
+    /// to be another one's.
     ///
     /// # Errors
     /// [`RackError::NoDaemon`].
-    pub fn owner_of_contents(&self, name: &str) -> Result<Option<(Node, &Path)>, RackError> {
+    pub fn owner_of_contents(&self, name: &str) -> Result<Option<(Node, String)>, RackError> {
         let daemon = self.state.daemons.get(self.find_daemon(name)?);
-        let owner = daemon.and_then(|daemon| arena::owner_of_contents(&self.state, daemon));
-        Ok(owner.and_then(|owner| Some((owner.node, Path::new(arena_of(owner)?)))))
+        Ok(daemon.and_then(|daemon| {
+            let owner = arena::owner_of_contents(&self.state, daemon)?;
+            Some((owner.node, arena::remedy_of_other(&self.state, daemon, owner)))
+        }))
     }
 
     /// Stops one daemon: SIGTERM, and SIGKILL after `grace`.

@@ -178,17 +178,14 @@ const ENDING_INTERVAL: Duration = Duration::from_millis(20);
 /// The other server whose memory is in the file of a server, with a remedy that drops no memory.
 fn find_owner(rack: &Rack, part: Part, restart: &str) -> anyhow::Result<Option<NotFound>> {
     let name = part.daemon();
-    let (Some((owner, place)), Some(file)) =
+    let (Some((owner, remedy)), Some(file)) =
         (rack.owner_of_contents(&name)?, rack.arena_file(&name)?)
     else {
         return Ok(None);
     };
-    let place = place.display();
     Ok(Some(NotFound {
         cause: format!("{} is the file of {owner}", file.display()),
-        remedy: format!(
-            "put the server's own file back in its place, and that of {owner} in {place}; then `{restart} --keep`"
-        ),
+        remedy: format!("{remedy}; then `{restart} --keep`"),
         is_recoverable: true,
         may_be_ending: false,
     }))

@@ -118,6 +118,7 @@ fn a_server_refuses_memory_that_is_not_its_own() {
     }
     let killed = rack.text(&["rack", "kill", "s1"]);
     assert!(killed.contains(&of_other) && killed.contains(back), "{killed}");
+    assert!(killed.contains("so exchange the two files"), "{killed}");
     assert!(!killed.contains("end that process"), "{killed}");
     swap();
     rack.text(&["rack", "restart", "s1", "--keep"]);
