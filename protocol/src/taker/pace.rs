@@ -44,9 +44,18 @@ pub(super) struct Pace {
     /// The fastest line of the present history, and of the one before.
     fastest: [Duration; 2],
     count: u32,
-    /// When the last burst began, until the rest after it begins.
-    burst_at: Option<Timestamp>,
-    rest_until: Timestamp,
+    burst: Burst,
+}
+
+/// What a number below that of a burst is doing.
+#[derive(Clone, Copy, Debug)]
+enum Burst {
+    /// No burst has begun.
+    None,
+    /// A burst began then.
+    Since(Timestamp),
+    /// The rest after a burst, and its end.
+    Rest(Timestamp),
 }
 
 impl Pace {
@@ -55,8 +64,7 @@ impl Pace {
             parts: BURST as u64 * PARTS,
             fastest: [Duration::MAX; 2],
             count: 0,
-            burst_at: None,
-            rest_until: Timestamp::ZERO,
+            burst: Burst::None,
         }
     }
 
@@ -68,30 +76,35 @@ impl Pace {
     /// How many further lines may be taken now that so many are on their way.
     pub(super) fn room(&mut self, now: Timestamp, on_their_way: u32) -> u32 {
         if self.lines() >= BURST {
-            self.burst_at = None;
+            self.burst = Burst::None;
             return self.lines().saturating_sub(on_their_way);
         }
         // A line that waits for a lease does not delay the others.
         if on_their_way > 1 {
             return 0;
         }
-        if let Some(burst_at) = self.burst_at.take() {
+        if let Burst::Since(burst_at) = self.burst {
             let took =
                 u32::try_from(now.saturating_since(burst_at).as_micros()).unwrap_or(u32::MAX);
             let missing = u64::from(BURST) * PARTS - self.parts;
             let rest = Duration::from_micros(u64::from(took) * missing / self.parts);
-            self.rest_until = now + rest.min(REST_MAX);
+            self.burst = Burst::Rest(now + rest.min(REST_MAX));
         }
-        if now < self.rest_until {
+        if let Burst::Rest(until) = self.burst
+            && now < until
+        {
             return 0;
         }
-        self.burst_at = Some(now);
+        self.burst = Burst::Since(now);
         BURST - on_their_way
     }
 
     /// The end of the rest; `None` if there is none now.
-    pub(super) fn rest_until(&self) -> Option<Timestamp> {
-        (self.lines() < BURST && self.burst_at.is_none()).then_some(self.rest_until)
+    pub(super) const fn rest_until(&self) -> Option<Timestamp> {
+        match self.burst {
+            Burst::Rest(until) => Some(until),
+            Burst::None | Burst::Since(_) => None,
+        }
     }
 
     /// A line is here, so long after it was asked for.
@@ -129,7 +142,7 @@ mod tests {
 
     /// The lines of as many bursts, of which each takes a time, and how long all bursts and rests take.
     fn bursts(pace: &mut Pace, count: u32, each: Duration) -> (u32, Duration) {
-        let (mut now, mut lines) = (pace.rest_until, 0);
+        let (mut now, mut lines) = (pace.rest_until().unwrap_or(Timestamp::ZERO), 0);
         let began = now;
         for _ in 0..count {
             lines += pace.room(now, 0);
@@ -181,6 +194,11 @@ mod tests {
         // One line that waits takes no part.
         let later = Timestamp::ZERO + Duration::from_secs(9);
         assert_eq!((pace.room(later, 2), pace.room(later, 1)), (0, 3));
+        // Lines of before: nothing is to be done until they are here.
+        let mut slower = Pace::new();
+        run(&mut slower, 10, Duration::ZERO, Duration::ZERO);
+        run(&mut slower, 100, Duration::ZERO, ms(2));
+        assert_eq!((slower.room(later, 4), slower.rest_until()), (0, None));
         // Without rests again.
         run(&mut pace, 2000, Duration::ZERO, Duration::ZERO);
         assert_eq!((pace.room(later, 5), pace.rest_until()), (LINES_MAX - 5, None));
