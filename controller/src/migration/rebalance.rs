@@ -250,6 +250,13 @@ struct Stay {
     since: Instant,
 }
 
+impl Stay {
+    /// Whether they may not move yet.
+    fn holds(&self, reading: &Reading) -> bool {
+        reading.now.saturating_duration_since(self.since) < reading.stay(self.moves)
+    }
+}
+
 /// The loads that would follow from the moves so far.
 struct Loads<'a> {
     reading: &'a Reading,
@@ -522,13 +529,29 @@ impl Rebalancer {
 
     /// Whether pages may not move now.
     fn is_bound(&self, reading: &Reading, decided: &[Move], pages: &Pages) -> bool {
-        let stays = |of: &Stay| {
-            let since = reading.now.saturating_duration_since(of.since);
-            since < reading.stay(of.moves) && of.pages.overlaps(pages)
-        };
+        let stays = |of: &Stay| of.holds(reading) && of.pages.overlaps(pages);
         self.stays.iter().any(stays)
             || reading.moving.iter().any(|moving| moving.overlaps(pages))
             || decided.iter().flat_map(Move::pages).any(|moving| moving.overlaps(pages))
+    }
+
+    /// The first of these pages that may move now, in whole lines.
+    fn movable(&self, reading: &Reading, decided: &[Move], pages: &Pages) -> Option<Pages> {
+        let decided: Vec<Pages> = decided.iter().flat_map(Move::pages).collect();
+        let stays = self.stays.iter().filter(|of| of.holds(reading)).map(|of| &of.pages);
+        let bound: Vec<&Range<u64>> = stays
+            .chain(&reading.moving)
+            .chain(&decided)
+            .filter(|of| of.overlaps(pages))
+            .map(|of| &of.pages)
+            .collect();
+        let mut start = pages.pages.start;
+        while let Some(of) = bound.iter().find(|of| of.contains(&start)) {
+            start = of.end.next_multiple_of(LINE);
+        }
+        let next = bound.iter().map(|of| of.start).filter(|it| *it > start).min();
+        let end = next.map_or(pages.pages.end, |it| (it / LINE * LINE).min(pages.pages.end));
+        (start < end).then(|| Pages { home: pages.home, pages: start..end })
     }
 
     /// Servers that may get pages of another one.
@@ -601,33 +624,44 @@ impl Rebalancer {
         }
         parts.sort_by(|(one, _), (other, _)| one.total_cmp(other));
         let mut why = "none of its pages may move now";
-        for (rate, part) in parts {
-            if !giver.is_below(loads.free(giver.id), SPARE) || plan.moves.len() >= MOVES_MAX {
-                break;
+        for (_, part) in parts {
+            let mut rest = part;
+            while let Some(run) = self.movable(reading, &plan.moves, &rest) {
+                if !giver.is_below(loads.free(giver.id), SPARE) || plan.moves.len() >= MOVES_MAX {
+                    break;
+                }
+                let most = run.count().min(missing(giver, loads.free(giver.id)));
+                // What a taker can get of them, and its free share.
+                let offer = |taker: &Server| {
+                    let free = loads.free(taker.id);
+                    let count = most.min(room(taker, free));
+                    let start = run.pages.start;
+                    let cut = Pages { home: run.home, pages: start..start + count };
+                    let share = free as f64 / taker.total_pages.max(1) as f64;
+                    (count > 0).then(|| (share, rate_of(&cut), cut))
+                };
+                let offers = self
+                    .takers(reading, giver)
+                    .filter_map(|taker| Some((taker, offer(taker)?)))
+                    .filter(|(taker, (_, rate, _))| loads.stays_cool(giver, taker.id, *rate));
+                let best = offers.max_by(|(_, (one, ..)), (_, (other, ..))| one.total_cmp(other));
+                let Some((taker, (_, rate, cut))) = best else {
+                    why = "no other server has room without being too hot";
+                    break;
+                };
+                let reason = format!(
+                    "{} has {} of its memory free, and {} {}",
+                    giver.name,
+                    percent(loads.free(giver.id) as f64 / giver.total_pages.max(1) as f64),
+                    taker.name,
+                    percent(loads.free(taker.id) as f64 / taker.total_pages.max(1) as f64)
+                );
+                rest.pages.start = cut.pages.end;
+                let (home, rows) = (cut.home, vec![cut.pages]);
+                let made = Move { home, rows, giver: giver.id, taker: taker.id, rate, reason };
+                loads.apply(&made);
+                plan.moves.push(made);
             }
-            if self.is_bound(reading, &plan.moves, &part) {
-                continue;
-            }
-            let left = |taker: &Server| loads.free(taker.id).saturating_sub(part.count());
-            let share = |taker: &Server| left(taker) as f64 / taker.total_pages.max(1) as f64;
-            let roomy =
-                self.takers(reading, giver).filter(|taker| !taker.is_below(left(taker), ROOM));
-            let cool = roomy.filter(|taker| loads.stays_cool(giver, taker.id, rate));
-            let Some(taker) = cool.max_by(|one, other| share(one).total_cmp(&share(other))) else {
-                why = "no other server has room without being too hot";
-                continue;
-            };
-            let reason = format!(
-                "{} has {} of its memory free, and {} {}",
-                giver.name,
-                percent(loads.free(giver.id) as f64 / giver.total_pages.max(1) as f64),
-                taker.name,
-                percent(loads.free(taker.id) as f64 / taker.total_pages.max(1) as f64)
-            );
-            let (home, rows) = (part.home, vec![part.pages]);
-            let made = Move { home, rows, giver: giver.id, taker: taker.id, rate, reason };
-            loads.apply(&made);
-            plan.moves.push(made);
         }
         if giver.is_below(loads.free(giver.id), SPARE) && plan.moves.len() < MOVES_MAX {
             plan.problems.push(format!("{} is nearly full: {why}", giver.name));
@@ -768,6 +802,26 @@ impl Rebalancer {
         }
         begun
     }
+}
+
+/// How many pages a full server lacks until it has enough free ones, in whole lines.
+fn missing(giver: &Server, free_pages: u64) -> u64 {
+    pages_of(giver, SPARE).saturating_sub(free_pages).div_ceil(LINE).saturating_mul(LINE)
+}
+
+/// How many pages a server can take of a full one, in whole lines.
+fn room(taker: &Server, free_pages: u64) -> u64 {
+    free_pages.saturating_sub(pages_of(taker, ROOM)) / LINE * LINE
+}
+
+/// A share of a server's pages, rounded up.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a share is not negative, and below 1"
+)]
+fn pages_of(server: &Server, share: f64) -> u64 {
+    (server.total_pages as f64 * share).ceil() as u64
 }
 
 /// What a server has of a home.

@@ -352,6 +352,42 @@ fn a_full_server_gives_its_coldest_pages_to_one_with_room() {
 }
 
 #[test]
+fn a_small_full_server_gives_as_much_of_its_only_allocation_as_both_need() {
+    let now = Instant::now();
+    let mut reading = Rack::new(3, vec![0.0; 48]).reading();
+    // Servers with 16 MiB.
+    for server in &mut reading.servers {
+        (server.total_pages, server.free_pages) = (4096, 4096);
+        server.allocated = Vec::new();
+    }
+    reading.servers[0].free_pages = 246;
+    reading.servers[0].allocated = vec![Pages { home: contents(1), pages: 3..3850 }];
+    // This one could take two lines.
+    reading.servers[1].free_pages = 1245;
+    let begin = |reading: &Reading, moved: Option<Range<u64>>| {
+        let mut rebalancer = Rebalancer::default();
+        if let Some(pages) = moved {
+            rebalancer.note_moved(now, Pages { home: contents(1), pages });
+        }
+        let moves = rebalancer.step(reading, true);
+        let problems = rebalancer.plan().problems.clone();
+        let parts = |made: Move| (made.taker.0, made.rows[0].clone());
+        (moves.into_iter().map(parts).collect::<Vec<_>>(), problems)
+    };
+    // A fifth of it is 819.2, so 574 are missing: 72 lines.
+    assert_eq!(begin(&reading, None), (vec![(3, 0..576)], Vec::new()));
+    // Only lines that may move.
+    let (moves, problems) = begin(&reading, Some(16..3600));
+    assert_eq!(moves, [(3, 0..16), (3, 3600..3856)]);
+    assert_eq!(problems, ["s1 is nearly full: none of its pages may move now"]);
+    // The others have less room than it needs.
+    reading.servers[2].free_pages = 1240;
+    let (moves, problems) = begin(&reading, None);
+    assert_eq!(moves, [(2, 0..16), (3, 16..24)]);
+    assert_eq!(problems, ["s1 is nearly full: no other server has room without being too hot"]);
+}
+
+#[test]
 fn pages_that_move_again_stay_longer_each_time() {
     let (now, mut rebalancer) = (Instant::now(), Rebalancer::default());
     let mut reading = Rack::new(2, vec![0.0; 16]).reading();
