@@ -593,19 +593,32 @@ impl Rebalancer {
     fn make_room(&self, giver: &Server, loads: &mut Loads<'_>, plan: &mut Plan) {
         let reading = loads.reading;
         let used = giver.total_pages.saturating_sub(giver.free_pages).max(1) as f64;
-        // Of pages that are not counted by themselves, a fair part.
+        let homes: BTreeSet<_> = giver.allocated.iter().map(|it| it.home).collect();
+        // What is counted at it: pages, how many of them are allocated, and their rate.
+        let counts: Vec<(Pages, u64, f64)> = reading
+            .counts
+            .iter()
+            .filter(|count| count.at == giver.id)
+            .flat_map(|count| {
+                let block = count.block.pages().filter(|_| count.rate.is_learned);
+                let of_block = homes.iter().filter(|home| home.id() == count.block.home);
+                of_block.filter_map(move |home| {
+                    let block = Pages { home: *home, pages: block.clone()? };
+                    let of = giver.allocated.iter().map(|it| block.common(it)).sum();
+                    (of > 0).then_some((block, of, count.rate.per_second))
+                })
+            })
+            .collect();
+        // The traffic of a block is that of its allocated pages. Of pages that are not counted, a fair part.
         let rate_of = |pages: &Pages| {
-            let of = |count: &&Count| {
-                let within = count.block.pages().filter(|_| count.block.home == pages.home.id());
-                count.at == giver.id
-                    && within
-                        .is_some_and(|it| it.start < pages.pages.end && pages.pages.start < it.end)
-            };
-            let counted: f64 = reading.counts.iter().filter(of).map(|it| it.rate.per_second).sum();
-            match counted > 0.0 {
-                true => counted,
-                false => giver.rate.per_second * (pages.count() as f64 / used).min(1.0),
+            let (mut covered, mut rate) = (0, 0.0);
+            for (block, of, block_rate) in &counts {
+                let common = block.common(pages);
+                covered += common;
+                rate += block_rate * (common as f64 / *of as f64).min(1.0);
             }
+            let uncounted = pages.count().saturating_sub(covered) as f64;
+            rate + giver.rate.per_second * (uncounted / used).min(1.0)
         };
         if giver.allocated.is_empty() {
             plan.is_counting = true;

@@ -388,6 +388,35 @@ fn a_small_full_server_gives_as_much_of_its_only_allocation_as_both_need() {
 }
 
 #[test]
+fn parts_of_a_counted_block_have_their_share_of_its_packets() {
+    let mut reading = Rack::new(2, vec![0.0; 32]).reading();
+    for server in &mut reading.servers {
+        (server.total_pages, server.free_pages) = (4096, 4096);
+        (server.allocated, server.rate) = (Vec::new(), LEARNED(1000.0));
+    }
+    reading.servers[0].free_pages = 246;
+    reading.servers[0].allocated = vec![Pages { home: contents(1), pages: 0..3850 }];
+    // All that it has is counted in one block, of which half is not allocated.
+    let first = places(GENERATIONS, &(0..8192)).next().unwrap().start;
+    let block = Block { home: NodeId(1), first, order: 13 };
+    let counted = Count { block, at: NodeId(1), rate: LEARNED(1000.0) };
+    reading.counts = vec![counted];
+    let rate = |reading: &Reading| {
+        let moves = Rebalancer::default().step(reading, true);
+        let [made] = &moves[..] else { panic!("{moves:?}") };
+        assert_eq!(made.page_count(), 576);
+        made.rate
+    };
+    assert!((rate(&reading) - 1000.0 * 576.0 / 3850.0).abs() < 1e-6);
+    // Only the second half is counted: the first one has the fair part of its pages.
+    reading.counts[0].block = Block { first: first + 2048, order: 11, ..block };
+    assert!((rate(&reading) - 1000.0 * 576.0 / 3850.0).abs() < 1e-6);
+    // It has no packets.
+    reading.counts[0] = Count { block, at: NodeId(1), rate: LEARNED(0.0) };
+    assert!(rate(&reading).abs() < 1e-6);
+}
+
+#[test]
 fn pages_that_move_again_stay_longer_each_time() {
     let (now, mut rebalancer) = (Instant::now(), Rebalancer::default());
     let mut reading = Rack::new(2, vec![0.0; 16]).reading();
