@@ -279,8 +279,10 @@ impl<'a> Loads<'a> {
         self.free.get(&id).copied().unwrap_or_default()
     }
 
+    /// The servers of a space that take part. Others have traffic that no move can change.
     fn of_space(&self, space: u16) -> impl Iterator<Item = &'a Server> {
-        self.reading.servers.iter().filter(move |server| server.space == space)
+        let takes_part = |server: &&Server| server.may_give || server.may_take;
+        self.reading.servers.iter().filter(takes_part).filter(move |server| server.space == space)
     }
 
     fn total(&self, space: u16) -> f64 {

@@ -310,6 +310,39 @@ fn counting_begins_after_a_window_and_ends_when_the_load_is_even() {
 }
 
 #[test]
+fn servers_that_take_no_part_do_not_count() {
+    // Two servers, of which one has 60 % of the traffic, and six that are drained or silent.
+    let mut rates = vec![0.0; 8 * 16];
+    rates[..16].fill(60.0);
+    rates[16..32].fill(40.0);
+    let mut rack = Rack::new(8, rates);
+    let run = |rack: &mut Rack| {
+        let mut moves = Vec::new();
+        for _ in 0..40 {
+            rack.now += SECOND;
+            let mut reading = rack.reading();
+            for server in &mut reading.servers[2..] {
+                (server.may_give, server.may_take) = (false, false);
+            }
+            moves.extend(rack.rebalancer.step(&reading, true));
+        }
+        moves
+    };
+    assert_eq!(run(&mut rack), []);
+    assert_eq!(rack.rebalancer.hot().count(), 0);
+    // The drained ones have nearly all: that makes none of them hot, and the others are not cold for it.
+    rack.lines[32..].iter_mut().for_each(|(_, rate)| *rate = 10_000.0);
+    assert_eq!(run(&mut rack), []);
+    assert_eq!(rack.rebalancer.hot().count(), 0);
+    // With 90 % it is hot among these two.
+    rack.lines[..16].iter_mut().for_each(|(_, rate)| *rate = 360.0);
+    let moves = run(&mut rack);
+    assert!(moves.iter().all(|made| (made.giver, made.taker) == (NodeId(1), NodeId(2))));
+    let reason = &moves[0].reason;
+    assert!(reason.starts_with("s1 has 90 % of the traffic of 2 servers, "), "{reason}");
+}
+
+#[test]
 fn what_is_asked_for_only_moves_nothing() {
     let rates: Vec<f64> = (0..64).map(|line| if line < 16 { 500.0 } else { 50.0 }).collect();
     let mut rack = Rack::new(4, rates);
