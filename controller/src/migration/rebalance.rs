@@ -76,6 +76,9 @@ const WORTH: f64 = 16.0;
 const STAY_WINDOWS: u32 = 4;
 const STAY_DOUBLINGS: u32 = 6;
 
+/// Why nothing moves, if all other servers are drained, not connected, or refused pages a short time ago.
+const NO_TAKER: &str = "no other server can take pages now";
+
 /// Windows after which rates no longer contain what was before.
 const SETTLE_WINDOWS: u32 = 2;
 
@@ -570,6 +573,11 @@ impl Rebalancer {
         })
     }
 
+    /// Whether its space has no other server.
+    fn is_alone(reading: &Reading, server: &Server) -> bool {
+        !reading.servers.iter().any(|it| it.space == server.space && it.id != server.id)
+    }
+
     fn decide(&self, reading: &Reading) -> Plan {
         let mut plan = Plan::default();
         let mut loads = Loads::new(reading);
@@ -661,7 +669,11 @@ impl Rebalancer {
                     .filter(|(taker, (_, rate, _))| loads.stays_cool(giver, taker.id, *rate));
                 let best = offers.max_by(|(_, (one, ..)), (_, (other, ..))| one.total_cmp(other));
                 let Some((taker, (_, rate, cut))) = best else {
-                    why = "no other server has room without being too hot";
+                    why = match self.takers(reading, giver).next() {
+                        None if Self::is_alone(reading, giver) => "there is no other server",
+                        None => NO_TAKER,
+                        Some(_) => "no other server has room without being too hot",
+                    };
                     break;
                 };
                 let reason = format!(
@@ -710,7 +722,8 @@ impl Rebalancer {
         let mean = loads.mean(giver.space);
         // What blocks that are to be split will relieve it of.
         let (mut expected, mut splits, mut made) = (0.0, Vec::new(), 0);
-        let mut why = "its traffic is on pages that moved there, that may not move now, or that have too little each";
+        // Of the hottest part that does not move.
+        let mut why = None;
         for (rate, block, of) in hottest {
             let has_enough = loads.rate(giver.id) - expected <= WARM * mean;
             if has_enough || rate < GAIN * mean || plan.moves.len() >= MOVES_MAX {
@@ -725,8 +738,8 @@ impl Rebalancer {
             let is_movable = (1..=PART_MAX).contains(&count) && reading.is_worth(count, rate);
             let left = |taker: &Server| loads.free(taker.id).saturating_sub(count);
             let roomy =
-                self.takers(reading, giver).filter(|taker| !taker.is_below(left(taker), SPARE));
-            let coolest = roomy
+                || self.takers(reading, giver).filter(|taker| !taker.is_below(left(taker), SPARE));
+            let coolest = roomy()
                 .min_by(|one, other| loads.rate(one.id).total_cmp(&loads.rate(other.id)))
                 // What moved is counted for its server only, so it cannot be divided there.
                 .filter(|taker| match can_split {
@@ -755,7 +768,20 @@ impl Rebalancer {
                     splits.push(((giver.id, of.home), block));
                     expected += rate;
                 }
-                None => why = "single lines of pages are too hot for any other server",
+                None => {
+                    let of_this = if is_bound() {
+                        "pages that moved a short time ago, or are moving, stay"
+                    } else if !reading.is_worth(count, rate) {
+                        "its pages have too little traffic for this window; use a longer --window"
+                    } else if self.takers(reading, giver).next().is_none() {
+                        NO_TAKER
+                    } else if roomy().next().is_none() {
+                        "no other server has room"
+                    } else {
+                        "single lines of pages are too hot for any other server"
+                    };
+                    why.get_or_insert(of_this);
+                }
             }
         }
         let room = reading.entries_max.min(ENTRIES_MAX);
@@ -777,6 +803,9 @@ impl Rebalancer {
             plan.problems.push(no_entries(giver));
             plan.is_counting = true;
         } else if made == 0 && loads.rate(giver.id) > WARM * mean {
+            let why = why.unwrap_or(
+                "its traffic is on pages that moved there, or on many that have too little each",
+            );
             plan.problems.push(format!("{} has too much of the traffic: {why}", giver.name));
         }
     }

@@ -449,6 +449,52 @@ fn parts_of_a_counted_block_have_their_share_of_its_packets() {
     assert!(rate(&reading).abs() < 1e-6);
 }
 
+/// Steps until something moves or there are problems; nothing else happens.
+fn problems(rack: &mut Rack, change: impl Fn(&mut Reading)) -> Vec<String> {
+    for _ in 0..200 {
+        rack.now += SECOND;
+        let mut reading = rack.reading();
+        change(&mut reading);
+        assert_eq!(rack.rebalancer.step(&reading, false), []);
+        let plan = rack.rebalancer.plan();
+        if !plan.problems.is_empty() {
+            return plan.problems.clone();
+        }
+        assert!(plan.moves.is_empty(), "{plan:?}");
+    }
+    panic!("nothing is said: {:?}", rack.rebalancer.plan());
+}
+
+#[test]
+fn problems_say_why_nothing_moves() {
+    // Too little traffic of each line for a window of 10 s, though together it is enough to be hot.
+    let rates = |rate: f64| (0..64).map(|line| if line < 32 { rate } else { 0.0 }).collect();
+    assert_eq!(
+        problems(&mut Rack::new(2, rates(3.0)), |_| {}),
+        [
+            "s1 has too much of the traffic: its pages have too little traffic for this window; use a longer --window"
+        ]
+    );
+    let hot = |why: &str| vec![format!("s1 has too much of the traffic: {why}")];
+    let mut rack = Rack::new(2, rates(500.0));
+    let stays = hot("pages that moved a short time ago, or are moving, stay");
+    let moving = Pages { home: contents(1), pages: 0..32 * LINE };
+    assert_eq!(problems(&mut rack, |reading| reading.moving = vec![moving.clone()]), stays);
+    let full = |reading: &mut Reading| reading.servers[1].free_pages = 820;
+    assert_eq!(problems(&mut Rack::new(2, rates(500.0)), full), hot("no other server has room"));
+    // A full one.
+    let mut rack = Rack::new(1, vec![0.0; 64]);
+    rack.total_pages = 68 * LINE;
+    assert_eq!(problems(&mut rack, |_| {}), ["s1 is nearly full: there is no other server"]);
+    let mut rack = Rack::new(2, vec![0.0; 128]);
+    rack.total_pages = 68 * LINE;
+    let away = |reading: &mut Reading| reading.servers[1].may_take = false;
+    assert_eq!(
+        problems(&mut rack, away)[0],
+        "s1 is nearly full: no other server can take pages now"
+    );
+}
+
 #[test]
 fn pages_that_move_again_stay_longer_each_time() {
     let (now, mut rebalancer) = (Instant::now(), Rebalancer::default());
