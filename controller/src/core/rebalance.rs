@@ -18,7 +18,7 @@ use crate::migration::rebalance::{
     Block, Count, ENTRIES_MAX, Move, Pages, Plan, Rate, Rates, Reading, RebalanceRecord,
     Rebalancer, Server,
 };
-use crate::migration::{GenerationRange, MigrationRecord, Moves, Wanted};
+use crate::migration::{GenerationRange, MigrateError, MigrationRecord, Moves, Wanted};
 
 /// How the reasons of own migrations begin, by which they are known again after a restart.
 const REASON: &str = "rebalancing: ";
@@ -294,13 +294,13 @@ impl Core {
         self.rebalancing.servers = servers;
         let mut step = RebalanceStep::default();
         for made in moves {
-            self.begin_move(now + window, made, &mut step);
+            self.begin_move(now, window, made, &mut step);
         }
         step
     }
 
     /// Records the migrations of a move.
-    fn begin_move(&mut self, retried_at: Instant, made: Move, step: &mut RebalanceStep) {
+    fn begin_move(&mut self, now: Instant, window: Duration, made: Move, step: &mut RebalanceStep) {
         let name = |core: &Self, id: NodeId| {
             core.node(id).map_or_else(|| format!("node {id}"), |it| it.record.name.clone())
         };
@@ -317,6 +317,8 @@ impl Core {
             };
             match self.migrate_because(&wanted, &format!("{REASON}{}", made.reason)) {
                 Ok(ids) => {
+                    let pages = Pages { home: made.home, pages: first..last.saturating_add(1) };
+                    self.rebalancing.rebalancer.note_moved(now, pages);
                     step.began.push(format!(
                         "migrations {ids:?}: pages {first} to {last} of {home} move to {taker}; {}",
                         made.reason
@@ -325,12 +327,29 @@ impl Core {
                     self.rebalancing.own.extend(ids);
                 }
                 Err(error) => {
-                    self.rebalancing.rebalancer.note_failed(retried_at, made.taker);
+                    // What is wrong elsewhere would be so with any taker.
+                    if self.is_of_taker(&error, made.taker) {
+                        self.rebalancing.rebalancer.note_failed(now + window, made.taker);
+                    }
                     step.refused.push(format!(
                         "pages {first} to {last} of {home} do not move to {taker}: {error}"
                     ));
                 }
             }
+        }
+    }
+
+    /// Whether a migration was refused because of the server that would take the pages.
+    fn is_of_taker(&self, error: &MigrateError, taker: NodeId) -> bool {
+        let named = |name: &str| self.node(taker).is_some_and(|it| it.record.name == name);
+        match error {
+            MigrateError::NoServer(node) => *node == taker.0,
+            MigrateError::OtherSpace { server, .. }
+            | MigrateError::Already { server }
+            | MigrateError::LostHome { server }
+            | MigrateError::Unsupported(server)
+            | MigrateError::NotConnected(server) => named(server),
+            _ => false,
         }
     }
 

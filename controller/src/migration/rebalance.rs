@@ -209,7 +209,19 @@ impl Move {
         self.rows.iter().map(|row| row.end - row.start).sum()
     }
 
-    fn pages(&self) -> impl Iterator<Item = Pages> + '_ {
+    /// Its first rows, and the others if there are any.
+    fn divided(&self, row_count: usize) -> (Self, Option<Self>) {
+        let (first, others) = self.rows.split_at(row_count.min(self.rows.len()));
+        let all = self.page_count().max(1) as f64;
+        let part = |rows: &[Range<u64>]| {
+            let pages: u64 = rows.iter().map(|row| row.end - row.start).sum();
+            Self { rows: rows.to_vec(), rate: self.rate * pages as f64 / all, ..self.clone() }
+        };
+        (part(first), (!others.is_empty()).then(|| part(others)))
+    }
+
+    /// The pages that move.
+    pub fn pages(&self) -> impl Iterator<Item = Pages> + '_ {
         self.rows.iter().map(|pages| Pages { home: self.home, pages: pages.clone() })
     }
 }
@@ -422,7 +434,7 @@ impl Rebalancer {
     }
 
     /// Decides what to count and to move. Returns the moves that begin now; none if it `may_move` nothing. What cannot
-    /// begin is forgotten, and decided anew.
+    /// begin is forgotten, and decided anew. The caller notes what really begins ([`Self::note_moved`]).
     pub fn step(&mut self, reading: &Reading, may_move: bool) -> Vec<Move> {
         self.forget(reading);
         self.note_hot(reading);
@@ -824,11 +836,14 @@ impl Rebalancer {
         let mut begun = Vec::new();
         let mut open_count = reading.open_count;
         while let Some(next) = self.waiting.front() {
-            let (rows, pages) = (next.rows.len(), next.page_count() as f64);
-            if open_count > 0 && open_count + rows > OPEN_MAX || pages > self.allowance {
+            // As many rows as fit; the others go on waiting.
+            let rows = next.rows.len().min(OPEN_MAX.saturating_sub(open_count));
+            let (next, rest) = next.divided(rows);
+            let pages = next.page_count() as f64;
+            if rows == 0 || pages > self.allowance {
                 break;
             }
-            let Some(next) = self.waiting.pop_front() else { break };
+            self.waiting.pop_front();
             let can = reading.server(next.giver).is_some_and(|it| it.may_give)
                 && reading.server(next.taker).is_some_and(|it| it.may_take)
                 && !self.paused.contains_key(&next.taker)
@@ -836,9 +851,11 @@ impl Rebalancer {
             if !can {
                 continue;
             }
+            if let Some(rest) = rest {
+                self.waiting.push_front(rest);
+            }
             self.allowance -= pages;
             open_count += rows;
-            next.pages().for_each(|pages| self.note_moved(now, pages));
             begun.push(next);
         }
         if !begun.is_empty() {

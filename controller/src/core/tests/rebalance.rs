@@ -208,6 +208,31 @@ fn counting_leaves_room_for_all_that_may_move() {
     assert_eq!(fabric.rack.core.rebalance_view(fabric.rack.now).entry_count, 0);
 }
 
+#[test]
+fn pages_that_were_refused_do_not_count_as_moved() {
+    let config = CoreConfig { directory_size: 64, ..CoreConfig::default() };
+    let mut rack = Rack::with(config, &[50, 900]);
+    // No switch has room for another row.
+    for line in 0..32 {
+        let pages = Some(16 * line..16 * line + 8);
+        let wanted = Wanted { home: S1, space: SPACE, generation: None, pages, taker: S2 };
+        rack.core.migrate(&wanted).unwrap();
+    }
+    rack.core.rebalance_on(WINDOW);
+    let allocated = BTreeMap::from([(S1, Vec::from([600..1000]))]);
+    let mut refused = Vec::new();
+    for _ in 0..12 {
+        rack.now += SECOND;
+        let step = rack.core.rebalance_step(rack.now, &[], &allocated);
+        assert_eq!(step.began, [""; 0]);
+        refused.extend(step.refused);
+    }
+    // The same pages and the same server again: it is not to blame.
+    assert!(refused.len() >= 2, "{refused:?}");
+    let words = "pages 600 to 759 of s1 do not move to s2: switch 1 would need ";
+    assert!(refused.iter().all(|it| it.starts_with(words)), "{refused:?}");
+}
+
 proptest! {
     #[test]
     fn a_block_has_a_key(home in 1..0xfffe_u16, place in 0..1_u64 << 51, order in 3..51_u32) {
