@@ -200,11 +200,13 @@ impl Core {
         before.is_none()
     }
 
-    /// Lets no more memory move by itself; returns whether it did before. Migrations that are open go on.
+    /// Lets no more memory move by itself, and counts for no plan any more; returns whether it did before. Migrations that are open go on.
     pub fn rebalance_off(&mut self) -> bool {
         let before = self.rebalancing.record.take();
         if before.is_some() {
             self.changes.push(Change::Rebalance(None));
+        }
+        if self.rebalancing.asked.take().is_some() || before.is_some() {
             self.rebalancing.restart();
             self.dirty = true;
         }
@@ -213,9 +215,10 @@ impl Core {
 
     /// Counts for some time, so that a plan can be made. While memory moves by itself, its window counts.
     pub fn rebalance_asked(&mut self, now: Instant, window: Duration) {
-        let before = self.rebalancing.window(now);
-        self.rebalancing.asked = Some((now + ASKED, window));
-        if before.is_some_and(|before| Some(before) != self.rebalancing.window(now)) {
+        // Also if the time for the plan before is over: what was learned may still be there.
+        let before = self.rebalancing.asked.replace((now + ASKED, window));
+        let is_other = before.is_some_and(|(_, before)| before != window);
+        if is_other && self.rebalancing.record.is_none() {
             self.rebalancing.restart();
             self.dirty = true;
         }
@@ -466,7 +469,7 @@ impl Core {
         let generations = record.generations();
         let generations = GenerationRange { first: *generations.start(), last: *generations.end() };
         let can = node.live
-            && node.free_pages.is_some()
+            && node.has_reported
             && self.migrations.can_migrate(id)
             && !self.migrations.is_draining(id);
         let free_pages = node.free_pages.unwrap_or_default();
