@@ -201,6 +201,8 @@ pub struct Node {
     pub direct_reads: Option<DirectReads>,
     /// The free pages that clients were last notified of.
     reported_pages: u64,
+    /// Whether it said how many pages are free; before, that is an estimate.
+    has_reported: bool,
 }
 
 /// The READs of a memory node that the kernel answers before they reach it.
@@ -227,6 +229,7 @@ impl Node {
             free_pages,
             direct_reads: None,
             reported_pages,
+            has_reported: false,
         }
     }
 }
@@ -522,6 +525,7 @@ impl Core {
         if node.record.role == Role::Memory {
             let free = free_pages.min(node.record.capacity_pages);
             node.free_pages = Some(free);
+            node.has_reported = true;
             let level = weight::level(free, node.record.level);
             if level != node.record.level {
                 moved = true;
@@ -585,6 +589,7 @@ impl Core {
         node.gone_since = now;
         node.free_pages = None;
         node.reported_pages = 0;
+        node.has_reported = false;
         self.migrations.note_server(&node.record);
         self.changes.push(Change::Node(node.record.clone()));
         self.note(id);

@@ -18,7 +18,7 @@ use crate::migration::rebalance::{
     Block, Count, ENTRIES_MAX, Move, Pages, Plan, Rate, Rates, Reading, RebalanceRecord,
     Rebalancer, Server,
 };
-use crate::migration::{GenerationRange, MigrationRecord, Moves, Wanted};
+use crate::migration::{GenerationRange, MigrateError, MigrationRecord, Moves, Wanted};
 
 /// How the reasons of own migrations begin, by which they are known again after a restart.
 const REASON: &str = "rebalancing: ";
@@ -200,11 +200,13 @@ impl Core {
         before.is_none()
     }
 
-    /// Lets no more memory move by itself; returns whether it did before. Migrations that are open go on.
+    /// Lets no more memory move by itself, and counts for no plan any more; returns whether it did before. Migrations that are open go on.
     pub fn rebalance_off(&mut self) -> bool {
         let before = self.rebalancing.record.take();
         if before.is_some() {
             self.changes.push(Change::Rebalance(None));
+        }
+        if self.rebalancing.asked.take().is_some() || before.is_some() {
             self.rebalancing.restart();
             self.dirty = true;
         }
@@ -213,9 +215,10 @@ impl Core {
 
     /// Counts for some time, so that a plan can be made. While memory moves by itself, its window counts.
     pub fn rebalance_asked(&mut self, now: Instant, window: Duration) {
-        let before = self.rebalancing.window(now);
-        self.rebalancing.asked = Some((now + ASKED, window));
-        if before.is_some_and(|before| Some(before) != self.rebalancing.window(now)) {
+        // Also if the time for the plan before is over: what was learned may still be there.
+        let before = self.rebalancing.asked.replace((now + ASKED, window));
+        let is_other = before.is_some_and(|(_, before)| before != window);
+        if is_other && self.rebalancing.record.is_none() {
             self.rebalancing.restart();
             self.dirty = true;
         }
@@ -294,13 +297,13 @@ impl Core {
         self.rebalancing.servers = servers;
         let mut step = RebalanceStep::default();
         for made in moves {
-            self.begin_move(now + window, made, &mut step);
+            self.begin_move(now, window, made, &mut step);
         }
         step
     }
 
     /// Records the migrations of a move.
-    fn begin_move(&mut self, retried_at: Instant, made: Move, step: &mut RebalanceStep) {
+    fn begin_move(&mut self, now: Instant, window: Duration, made: Move, step: &mut RebalanceStep) {
         let name = |core: &Self, id: NodeId| {
             core.node(id).map_or_else(|| format!("node {id}"), |it| it.record.name.clone())
         };
@@ -317,6 +320,8 @@ impl Core {
             };
             match self.migrate_because(&wanted, &format!("{REASON}{}", made.reason)) {
                 Ok(ids) => {
+                    let pages = Pages { home: made.home, pages: first..last.saturating_add(1) };
+                    self.rebalancing.rebalancer.note_moved(now, pages);
                     step.began.push(format!(
                         "migrations {ids:?}: pages {first} to {last} of {home} move to {taker}; {}",
                         made.reason
@@ -325,12 +330,29 @@ impl Core {
                     self.rebalancing.own.extend(ids);
                 }
                 Err(error) => {
-                    self.rebalancing.rebalancer.note_failed(retried_at, made.taker);
+                    // What is wrong elsewhere would be so with any taker.
+                    if self.is_of_taker(&error, made.taker) {
+                        self.rebalancing.rebalancer.note_failed(now + window, made.taker);
+                    }
                     step.refused.push(format!(
                         "pages {first} to {last} of {home} do not move to {taker}: {error}"
                     ));
                 }
             }
+        }
+    }
+
+    /// Whether a migration was refused because of the server that would take the pages.
+    fn is_of_taker(&self, error: &MigrateError, taker: NodeId) -> bool {
+        let named = |name: &str| self.node(taker).is_some_and(|it| it.record.name == name);
+        match error {
+            MigrateError::NoServer(node) => *node == taker.0,
+            MigrateError::OtherSpace { server, .. }
+            | MigrateError::Already { server }
+            | MigrateError::LostHome { server }
+            | MigrateError::Unsupported(server)
+            | MigrateError::NotConnected(server) => named(server),
+            _ => false,
         }
     }
 
@@ -447,7 +469,7 @@ impl Core {
         let generations = record.generations();
         let generations = GenerationRange { first: *generations.start(), last: *generations.end() };
         let can = node.live
-            && node.free_pages.is_some()
+            && node.has_reported
             && self.migrations.can_migrate(id)
             && !self.migrations.is_draining(id);
         let free_pages = node.free_pages.unwrap_or_default();

@@ -76,6 +76,9 @@ const WORTH: f64 = 16.0;
 const STAY_WINDOWS: u32 = 4;
 const STAY_DOUBLINGS: u32 = 6;
 
+/// Why nothing moves, if all other servers are drained, not connected, or refused pages a short time ago.
+const NO_TAKER: &str = "no other server can take pages now";
+
 /// Windows after which rates no longer contain what was before.
 const SETTLE_WINDOWS: u32 = 2;
 
@@ -206,7 +209,19 @@ impl Move {
         self.rows.iter().map(|row| row.end - row.start).sum()
     }
 
-    fn pages(&self) -> impl Iterator<Item = Pages> + '_ {
+    /// Its first rows, and the others if there are any.
+    fn divided(&self, row_count: usize) -> (Self, Option<Self>) {
+        let (first, others) = self.rows.split_at(row_count.min(self.rows.len()));
+        let all = self.page_count().max(1) as f64;
+        let part = |rows: &[Range<u64>]| {
+            let pages: u64 = rows.iter().map(|row| row.end - row.start).sum();
+            Self { rows: rows.to_vec(), rate: self.rate * pages as f64 / all, ..self.clone() }
+        };
+        (part(first), (!others.is_empty()).then(|| part(others)))
+    }
+
+    /// The pages that move.
+    pub fn pages(&self) -> impl Iterator<Item = Pages> + '_ {
         self.rows.iter().map(|pages| Pages { home: self.home, pages: pages.clone() })
     }
 }
@@ -250,6 +265,13 @@ struct Stay {
     since: Instant,
 }
 
+impl Stay {
+    /// Whether they may not move yet.
+    fn holds(&self, reading: &Reading) -> bool {
+        reading.now.saturating_duration_since(self.since) < reading.stay(self.moves)
+    }
+}
+
 /// The loads that would follow from the moves so far.
 struct Loads<'a> {
     reading: &'a Reading,
@@ -272,8 +294,10 @@ impl<'a> Loads<'a> {
         self.free.get(&id).copied().unwrap_or_default()
     }
 
+    /// The servers of a space that take part. Others have traffic that no move can change.
     fn of_space(&self, space: u16) -> impl Iterator<Item = &'a Server> {
-        self.reading.servers.iter().filter(move |server| server.space == space)
+        let takes_part = |server: &&Server| server.may_give || server.may_take;
+        self.reading.servers.iter().filter(takes_part).filter(move |server| server.space == space)
     }
 
     fn total(&self, space: u16) -> f64 {
@@ -410,7 +434,7 @@ impl Rebalancer {
     }
 
     /// Decides what to count and to move. Returns the moves that begin now; none if it `may_move` nothing. What cannot
-    /// begin is forgotten, and decided anew.
+    /// begin is forgotten, and decided anew. The caller notes what really begins ([`Self::note_moved`]).
     pub fn step(&mut self, reading: &Reading, may_move: bool) -> Vec<Move> {
         self.forget(reading);
         self.note_hot(reading);
@@ -522,13 +546,29 @@ impl Rebalancer {
 
     /// Whether pages may not move now.
     fn is_bound(&self, reading: &Reading, decided: &[Move], pages: &Pages) -> bool {
-        let stays = |of: &Stay| {
-            let since = reading.now.saturating_duration_since(of.since);
-            since < reading.stay(of.moves) && of.pages.overlaps(pages)
-        };
+        let stays = |of: &Stay| of.holds(reading) && of.pages.overlaps(pages);
         self.stays.iter().any(stays)
             || reading.moving.iter().any(|moving| moving.overlaps(pages))
             || decided.iter().flat_map(Move::pages).any(|moving| moving.overlaps(pages))
+    }
+
+    /// The first of these pages that may move now, in whole lines.
+    fn movable(&self, reading: &Reading, decided: &[Move], pages: &Pages) -> Option<Pages> {
+        let decided: Vec<Pages> = decided.iter().flat_map(Move::pages).collect();
+        let stays = self.stays.iter().filter(|of| of.holds(reading)).map(|of| &of.pages);
+        let bound: Vec<&Range<u64>> = stays
+            .chain(&reading.moving)
+            .chain(&decided)
+            .filter(|of| of.overlaps(pages))
+            .map(|of| &of.pages)
+            .collect();
+        let mut start = pages.pages.start;
+        while let Some(of) = bound.iter().find(|of| of.contains(&start)) {
+            start = of.end.next_multiple_of(LINE);
+        }
+        let next = bound.iter().map(|of| of.start).filter(|it| *it > start).min();
+        let end = next.map_or(pages.pages.end, |it| (it / LINE * LINE).min(pages.pages.end));
+        (start < end).then(|| Pages { home: pages.home, pages: start..end })
     }
 
     /// Servers that may get pages of another one.
@@ -543,6 +583,11 @@ impl Rebalancer {
                 && server.id != giver.id
                 && !self.paused.contains_key(&server.id)
         })
+    }
+
+    /// Whether its space has no other server.
+    fn is_alone(reading: &Reading, server: &Server) -> bool {
+        !reading.servers.iter().any(|it| it.space == server.space && it.id != server.id)
     }
 
     fn decide(&self, reading: &Reading) -> Plan {
@@ -570,19 +615,32 @@ impl Rebalancer {
     fn make_room(&self, giver: &Server, loads: &mut Loads<'_>, plan: &mut Plan) {
         let reading = loads.reading;
         let used = giver.total_pages.saturating_sub(giver.free_pages).max(1) as f64;
-        // Of pages that are not counted by themselves, a fair part.
+        let homes: BTreeSet<_> = giver.allocated.iter().map(|it| it.home).collect();
+        // What is counted at it: pages, how many of them are allocated, and their rate.
+        let counts: Vec<(Pages, u64, f64)> = reading
+            .counts
+            .iter()
+            .filter(|count| count.at == giver.id)
+            .flat_map(|count| {
+                let block = count.block.pages().filter(|_| count.rate.is_learned);
+                let of_block = homes.iter().filter(|home| home.id() == count.block.home);
+                of_block.filter_map(move |home| {
+                    let block = Pages { home: *home, pages: block.clone()? };
+                    let of = giver.allocated.iter().map(|it| block.common(it)).sum();
+                    (of > 0).then_some((block, of, count.rate.per_second))
+                })
+            })
+            .collect();
+        // The traffic of a block is that of its allocated pages. Of pages that are not counted, a fair part.
         let rate_of = |pages: &Pages| {
-            let of = |count: &&Count| {
-                let within = count.block.pages().filter(|_| count.block.home == pages.home.id());
-                count.at == giver.id
-                    && within
-                        .is_some_and(|it| it.start < pages.pages.end && pages.pages.start < it.end)
-            };
-            let counted: f64 = reading.counts.iter().filter(of).map(|it| it.rate.per_second).sum();
-            match counted > 0.0 {
-                true => counted,
-                false => giver.rate.per_second * (pages.count() as f64 / used).min(1.0),
+            let (mut covered, mut rate) = (0, 0.0);
+            for (block, of, block_rate) in &counts {
+                let common = block.common(pages);
+                covered += common;
+                rate += block_rate * (common as f64 / *of as f64).min(1.0);
             }
+            let uncounted = pages.count().saturating_sub(covered) as f64;
+            rate + giver.rate.per_second * (uncounted / used).min(1.0)
         };
         if giver.allocated.is_empty() {
             plan.is_counting = true;
@@ -601,33 +659,48 @@ impl Rebalancer {
         }
         parts.sort_by(|(one, _), (other, _)| one.total_cmp(other));
         let mut why = "none of its pages may move now";
-        for (rate, part) in parts {
-            if !giver.is_below(loads.free(giver.id), SPARE) || plan.moves.len() >= MOVES_MAX {
-                break;
+        for (_, part) in parts {
+            let mut rest = part;
+            while let Some(run) = self.movable(reading, &plan.moves, &rest) {
+                if !giver.is_below(loads.free(giver.id), SPARE) || plan.moves.len() >= MOVES_MAX {
+                    break;
+                }
+                let most = run.count().min(missing(giver, loads.free(giver.id)));
+                // What a taker can get of them, and its free share.
+                let offer = |taker: &Server| {
+                    let free = loads.free(taker.id);
+                    let count = most.min(room(taker, free));
+                    let start = run.pages.start;
+                    let cut = Pages { home: run.home, pages: start..start + count };
+                    let share = free as f64 / taker.total_pages.max(1) as f64;
+                    (count > 0).then(|| (share, rate_of(&cut), cut))
+                };
+                let offers = self
+                    .takers(reading, giver)
+                    .filter_map(|taker| Some((taker, offer(taker)?)))
+                    .filter(|(taker, (_, rate, _))| loads.stays_cool(giver, taker.id, *rate));
+                let best = offers.max_by(|(_, (one, ..)), (_, (other, ..))| one.total_cmp(other));
+                let Some((taker, (_, rate, cut))) = best else {
+                    why = match self.takers(reading, giver).next() {
+                        None if Self::is_alone(reading, giver) => "there is no other server",
+                        None => NO_TAKER,
+                        Some(_) => "no other server has room without being too hot",
+                    };
+                    break;
+                };
+                let reason = format!(
+                    "{} has {} of its memory free, and {} {}",
+                    giver.name,
+                    percent(loads.free(giver.id) as f64 / giver.total_pages.max(1) as f64),
+                    taker.name,
+                    percent(loads.free(taker.id) as f64 / taker.total_pages.max(1) as f64)
+                );
+                rest.pages.start = cut.pages.end;
+                let (home, rows) = (cut.home, vec![cut.pages]);
+                let made = Move { home, rows, giver: giver.id, taker: taker.id, rate, reason };
+                loads.apply(&made);
+                plan.moves.push(made);
             }
-            if self.is_bound(reading, &plan.moves, &part) {
-                continue;
-            }
-            let left = |taker: &Server| loads.free(taker.id).saturating_sub(part.count());
-            let share = |taker: &Server| left(taker) as f64 / taker.total_pages.max(1) as f64;
-            let roomy =
-                self.takers(reading, giver).filter(|taker| !taker.is_below(left(taker), ROOM));
-            let cool = roomy.filter(|taker| loads.stays_cool(giver, taker.id, rate));
-            let Some(taker) = cool.max_by(|one, other| share(one).total_cmp(&share(other))) else {
-                why = "no other server has room without being too hot";
-                continue;
-            };
-            let reason = format!(
-                "{} has {} of its memory free, and {} {}",
-                giver.name,
-                percent(loads.free(giver.id) as f64 / giver.total_pages.max(1) as f64),
-                taker.name,
-                percent(loads.free(taker.id) as f64 / taker.total_pages.max(1) as f64)
-            );
-            let (home, rows) = (part.home, vec![part.pages]);
-            let made = Move { home, rows, giver: giver.id, taker: taker.id, rate, reason };
-            loads.apply(&made);
-            plan.moves.push(made);
         }
         if giver.is_below(loads.free(giver.id), SPARE) && plan.moves.len() < MOVES_MAX {
             plan.problems.push(format!("{} is nearly full: {why}", giver.name));
@@ -661,7 +734,8 @@ impl Rebalancer {
         let mean = loads.mean(giver.space);
         // What blocks that are to be split will relieve it of.
         let (mut expected, mut splits, mut made) = (0.0, Vec::new(), 0);
-        let mut why = "its traffic is on pages that moved there, that may not move now, or that have too little each";
+        // Of the hottest part that does not move.
+        let mut why = None;
         for (rate, block, of) in hottest {
             let has_enough = loads.rate(giver.id) - expected <= WARM * mean;
             if has_enough || rate < GAIN * mean || plan.moves.len() >= MOVES_MAX {
@@ -676,8 +750,8 @@ impl Rebalancer {
             let is_movable = (1..=PART_MAX).contains(&count) && reading.is_worth(count, rate);
             let left = |taker: &Server| loads.free(taker.id).saturating_sub(count);
             let roomy =
-                self.takers(reading, giver).filter(|taker| !taker.is_below(left(taker), SPARE));
-            let coolest = roomy
+                || self.takers(reading, giver).filter(|taker| !taker.is_below(left(taker), SPARE));
+            let coolest = roomy()
                 .min_by(|one, other| loads.rate(one.id).total_cmp(&loads.rate(other.id)))
                 // What moved is counted for its server only, so it cannot be divided there.
                 .filter(|taker| match can_split {
@@ -706,7 +780,20 @@ impl Rebalancer {
                     splits.push(((giver.id, of.home), block));
                     expected += rate;
                 }
-                None => why = "single lines of pages are too hot for any other server",
+                None => {
+                    let of_this = if is_bound() {
+                        "pages that moved a short time ago, or are moving, stay"
+                    } else if !reading.is_worth(count, rate) {
+                        "its pages have too little traffic for this window; use a longer --window"
+                    } else if self.takers(reading, giver).next().is_none() {
+                        NO_TAKER
+                    } else if roomy().next().is_none() {
+                        "no other server has room"
+                    } else {
+                        "single lines of pages are too hot for any other server"
+                    };
+                    why.get_or_insert(of_this);
+                }
             }
         }
         let room = reading.entries_max.min(ENTRIES_MAX);
@@ -728,6 +815,9 @@ impl Rebalancer {
             plan.problems.push(no_entries(giver));
             plan.is_counting = true;
         } else if made == 0 && loads.rate(giver.id) > WARM * mean {
+            let why = why.unwrap_or(
+                "its traffic is on pages that moved there, or on many that have too little each",
+            );
             plan.problems.push(format!("{} has too much of the traffic: {why}", giver.name));
         }
     }
@@ -746,11 +836,14 @@ impl Rebalancer {
         let mut begun = Vec::new();
         let mut open_count = reading.open_count;
         while let Some(next) = self.waiting.front() {
-            let (rows, pages) = (next.rows.len(), next.page_count() as f64);
-            if open_count > 0 && open_count + rows > OPEN_MAX || pages > self.allowance {
+            // As many rows as fit; the others go on waiting.
+            let rows = next.rows.len().min(OPEN_MAX.saturating_sub(open_count));
+            let (next, rest) = next.divided(rows);
+            let pages = next.page_count() as f64;
+            if rows == 0 || pages > self.allowance {
                 break;
             }
-            let Some(next) = self.waiting.pop_front() else { break };
+            self.waiting.pop_front();
             let can = reading.server(next.giver).is_some_and(|it| it.may_give)
                 && reading.server(next.taker).is_some_and(|it| it.may_take)
                 && !self.paused.contains_key(&next.taker)
@@ -758,9 +851,11 @@ impl Rebalancer {
             if !can {
                 continue;
             }
+            if let Some(rest) = rest {
+                self.waiting.push_front(rest);
+            }
             self.allowance -= pages;
             open_count += rows;
-            next.pages().for_each(|pages| self.note_moved(now, pages));
             begun.push(next);
         }
         if !begun.is_empty() {
@@ -768,6 +863,26 @@ impl Rebalancer {
         }
         begun
     }
+}
+
+/// How many pages a full server lacks until it has enough free ones, in whole lines.
+fn missing(giver: &Server, free_pages: u64) -> u64 {
+    pages_of(giver, SPARE).saturating_sub(free_pages).div_ceil(LINE).saturating_mul(LINE)
+}
+
+/// How many pages a server can take of a full one, in whole lines.
+fn room(taker: &Server, free_pages: u64) -> u64 {
+    free_pages.saturating_sub(pages_of(taker, ROOM)) / LINE * LINE
+}
+
+/// A share of a server's pages, rounded up.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a share is not negative, and below 1"
+)]
+fn pages_of(server: &Server, share: f64) -> u64 {
+    (server.total_pages as f64 * share).ceil() as u64
 }
 
 /// What a server has of a home.

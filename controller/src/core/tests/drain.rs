@@ -19,7 +19,7 @@ const CAPACITY: u64 = 1024;
 /// Servers whose memory never ends too early, and a controller that may be killed.
 pub(super) struct Rack {
     pub(super) core: Core,
-    disk: Disk,
+    pub(super) disk: Disk,
     pub(super) now: Instant,
     pub(super) members: Vec<NodeRecord>,
     /// Servers that refuse to reserve, servers that allow nothing longer than a line, and servers that do nothing.

@@ -208,6 +208,76 @@ fn counting_leaves_room_for_all_that_may_move() {
     assert_eq!(fabric.rack.core.rebalance_view(fabric.rack.now).entry_count, 0);
 }
 
+#[test]
+fn pages_that_were_refused_do_not_count_as_moved() {
+    let config = CoreConfig { directory_size: 64, ..CoreConfig::default() };
+    let mut rack = Rack::with(config, &[50, 900]);
+    // No switch has room for another row.
+    for line in 0..32 {
+        let pages = Some(16 * line..16 * line + 8);
+        let wanted = Wanted { home: S1, space: SPACE, generation: None, pages, taker: S2 };
+        rack.core.migrate(&wanted).unwrap();
+    }
+    rack.core.rebalance_on(WINDOW);
+    let allocated = BTreeMap::from([(S1, Vec::from([600..1000]))]);
+    let mut refused = Vec::new();
+    for _ in 0..12 {
+        rack.now += SECOND;
+        let step = rack.core.rebalance_step(rack.now, &[], &allocated);
+        assert_eq!(step.began, [""; 0]);
+        refused.extend(step.refused);
+    }
+    // The same pages and the same server again: it is not to blame.
+    assert!(refused.len() >= 2, "{refused:?}");
+    let words = "pages 600 to 759 of s1 do not move to s2: switch 1 would need ";
+    assert!(refused.iter().all(|it| it.starts_with(words)), "{refused:?}");
+}
+
+#[test]
+fn servers_that_did_not_report_since_a_restart_take_no_part() {
+    let mut rack = Rack::new(&[50, 1000]);
+    rack.core.rebalance_on(WINDOW);
+    rack.store();
+    rack.core = Core::new(CoreConfig::default(), rack.disk.load(), 2, rack.now);
+    rack.core.learn_ports(SWITCH, ports(16));
+    for record in &rack.members {
+        rack.core.migrations_mut().connect(record.id(), record.node.into(), true);
+    }
+    let allocated = BTreeMap::from([(S1, Vec::from([0..960]))]);
+    let members = rack.members.clone();
+    let mut step = |reports: &[(usize, u64)]| {
+        for (index, free) in reports {
+            rack.core.heartbeat(rack.now, member(&members[*index]), *free).unwrap();
+        }
+        rack.now += WINDOW * 3;
+        rack.core.rebalance_step(rack.now, &[], &allocated)
+    };
+    assert_eq!(step(&[]), RebalanceStep::default());
+    assert_eq!(step(&[(0, 50)]), RebalanceStep::default());
+    let words = "migrations [1]: pages 0 to 159 of s1 move to s2";
+    let began = step(&[(1, 1000)]).began;
+    assert!(began.len() == 1 && began[0].starts_with(words), "{began:?}");
+}
+
+#[test]
+fn off_and_another_window_begin_a_plan_anew() {
+    let mut fabric = Fabric::new(&[900, 900]);
+    let ask = |fabric: &mut Fabric, window| {
+        fabric.rack.core.rebalance_asked(fabric.rack.now, window);
+        fabric.rack.core.rebalance_view(fabric.rack.now)
+    };
+    ask(&mut fabric, WINDOW);
+    fabric.run(&[(S1, 3, 5000)], 5);
+    assert!(!ask(&mut fabric, WINDOW).servers.is_empty());
+    assert!(!fabric.rack.core.rebalance_off());
+    assert!(!fabric.rack.core.rebalances(fabric.rack.now));
+    ask(&mut fabric, WINDOW);
+    fabric.run(&[(S1, 3, 5000)], 5);
+    fabric.rack.now += SECOND * 20;
+    let view = ask(&mut fabric, WINDOW * 2);
+    assert!(view.is_learning && view.servers.is_empty(), "{view:?}");
+}
+
 proptest! {
     #[test]
     fn a_block_has_a_key(home in 1..0xfffe_u16, place in 0..1_u64 << 51, order in 3..51_u32) {

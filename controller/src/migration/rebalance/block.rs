@@ -145,6 +145,14 @@ impl Pages {
         self.pages.end.saturating_sub(self.pages.start)
     }
 
+    /// How many pages both have.
+    #[must_use]
+    pub fn common(&self, other: &Self) -> u64 {
+        let (start, end) =
+            (self.pages.start.max(other.pages.start), self.pages.end.min(other.pages.end));
+        if self.home == other.home { end.saturating_sub(start) } else { 0 }
+    }
+
     /// Whether both have a page.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {

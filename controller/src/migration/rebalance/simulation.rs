@@ -325,6 +325,7 @@ pub fn run(settings: Settings) -> Outcome {
         world.server_rates.note(settings.window, start + now, world.totals.clone());
         for made in rebalancer.step(&world.reading(start, now, entries_max), true) {
             debug_assert!(made.page_count() <= PART_MAX, "{made:?}");
+            made.pages().for_each(|pages| rebalancer.note_moved(start + now, pages));
             outcome.move_count += 1;
             outcome.page_count += made.page_count();
             outcome.last_move = Some(now);
