@@ -568,7 +568,7 @@ impl Rebalancer {
         }
         let next = bound.iter().map(|of| of.start).filter(|it| *it > start).min();
         let end = next.map_or(pages.pages.end, |it| (it / LINE * LINE).min(pages.pages.end));
-        (start < end).then(|| Pages { home: pages.home, pages: start..end })
+        (start < end).then_some(Pages { home: pages.home, pages: start..end })
     }
 
     /// Servers that may get pages of another one.

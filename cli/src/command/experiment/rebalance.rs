@@ -87,7 +87,7 @@ fn row(shifts: Option<Duration>, of: &Outcome) -> Vec<String> {
     vec![
         shifts.map_or_else(|| "never".to_owned(), |every| format!("every {} s", every.as_secs())),
         percent(of.before),
-        percent(of.after),
+        of.after.map_or_else(String::new, percent),
         percent(of.hottest_line),
         of.move_count.to_string(),
         of.page_count.to_string(),

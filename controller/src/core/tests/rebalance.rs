@@ -219,7 +219,7 @@ fn pages_that_were_refused_do_not_count_as_moved() {
         rack.core.migrate(&wanted).unwrap();
     }
     rack.core.rebalance_on(WINDOW);
-    let allocated = BTreeMap::from([(S1, Vec::from([600..1000]))]);
+    let allocated = BTreeMap::from([(S1, std::iter::once(600..1000).collect::<Vec<_>>())]);
     let mut refused = Vec::new();
     for _ in 0..12 {
         rack.now += SECOND;
@@ -243,7 +243,7 @@ fn servers_that_did_not_report_since_a_restart_take_no_part() {
     for record in &rack.members {
         rack.core.migrations_mut().connect(record.id(), record.node.into(), true);
     }
-    let allocated = BTreeMap::from([(S1, Vec::from([0..960]))]);
+    let allocated = BTreeMap::from([(S1, std::iter::once(0..960).collect::<Vec<_>>())]);
     let members = rack.members.clone();
     let mut step = |reports: &[(usize, u64)]| {
         for (index, free) in reports {

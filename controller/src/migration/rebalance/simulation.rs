@@ -54,8 +54,8 @@ impl Default for Settings {
 pub struct Outcome {
     /// The hottest server's share of the packets of a second, over the first window.
     pub before: f64,
-    /// As before, over the last quarter of the time.
-    pub after: f64,
+    /// As before, over the last quarter of the time; `None` if that is less than a step.
+    pub after: Option<f64>,
     /// The share of the hottest line: no server that has it can have less.
     pub hottest_line: f64,
     /// Moves, and their pages.
@@ -300,7 +300,7 @@ pub fn run(settings: Settings) -> Outcome {
     let (mut first, mut last) = (Vec::new(), Vec::new());
     let mut outcome = Outcome {
         before: 0.0,
-        after: 0.0,
+        after: None,
         hottest_line: world.shares.first().copied().unwrap_or_default(),
         move_count: 0,
         page_count: 0,
@@ -343,7 +343,7 @@ pub fn run(settings: Settings) -> Outcome {
         }
     }
     outcome.before = mean(&first);
-    outcome.after = mean(&last);
+    outcome.after = (!last.is_empty()).then(|| mean(&last));
     outcome
 }
 
