@@ -44,7 +44,9 @@ fn operators_look_and_free_beside_a_program_that_is_the_endpoint() {
     let counted = rack.json(&["stat", "s1", "--refusals"]);
     let refusals = counted[0]["refusals"].as_array().expect("rows");
     let refused = refusals.iter().find(|it| it["reason"] == "the page is not allocated");
-    assert_eq!(refused.expect("the READ was refused")["count"], 1);
+    // More than once if the READ was sent again meanwhile.
+    let count = refused.expect("the READ was refused")["count"].as_u64();
+    assert!(count.is_some_and(|count| count >= 1), "{counted}");
     assert!(rack.text(&["stat", "--refusals"]).contains("the page is not allocated"));
     assert_eq!(program.0.try_wait().expect("our child"), None, "the program is still c1");
     assert!(live());
