@@ -119,8 +119,8 @@ fn hash_of(hash: u64, bytes: &[u8]) -> u64 {
     words_of(bytes).fold(hash, mixed)
 }
 
-/// The sum of all words, each multiplied by a number of its place among eight. Sums are fast enough for the new bytes of
-/// every change.
+/// The sums of the words at each of eight places of a block, mixed. Sums are fast enough for the new bytes of every
+/// change, and every damage of a single word shows; words that changed places with others eight further on do not.
 fn sum_of(bytes: &[u8]) -> u64 {
     let (blocks, rest) = bytes.as_chunks::<64>();
     let mut sums = [0_u64; 8];
