@@ -122,7 +122,9 @@ fn print(response: &RebalanceResponse) -> anyhow::Result<()> {
     for line in lines.chain(response.problems.iter().cloned()) {
         output::prose(&line)?;
     }
-    if response.is_active && !response.is_learning && response.moves.is_empty() {
+    // A problem says why nothing moves.
+    let is_settled = response.is_active && !response.is_learning;
+    if is_settled && response.moves.is_empty() && response.problems.is_empty() {
         output::text("nothing has to move")?;
     }
     Ok(())
