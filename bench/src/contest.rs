@@ -75,6 +75,8 @@ pub struct Score {
     pub summary: Summary,
     /// The medians of the rounds, in their order, in microseconds.
     pub round_p50_us: Vec<f64>,
+    /// The same of the times that 99 of 100 are below.
+    pub round_p99_us: Vec<f64>,
 }
 
 /// The result of a contest.
@@ -91,10 +93,21 @@ impl Outcome {
     /// both are slowed down alike.
     #[must_use]
     pub fn ratio(&self, contestant: usize, to: usize) -> f64 {
+        self.ratio_of(contestant, to, |score| &score.round_p50_us)
+    }
+
+    /// The same of the times that 99 of 100 are below. The median of the rounds, because one interruption by other
+    /// programs is the p99 of its round, and with few rounds also that of all samples.
+    #[must_use]
+    pub fn ratio_p99(&self, contestant: usize, to: usize) -> f64 {
+        self.ratio_of(contestant, to, |score| &score.round_p99_us)
+    }
+
+    fn ratio_of(&self, contestant: usize, to: usize, of: fn(&Score) -> &[f64]) -> f64 {
         let (Some(ours), Some(theirs)) = (self.scores.get(contestant), self.scores.get(to)) else {
             return f64::NAN;
         };
-        let rounds = ours.round_p50_us.iter().zip(&theirs.round_p50_us);
+        let rounds = of(ours).iter().zip(of(theirs));
         median(&rounds.map(|(ours, theirs)| ours / theirs).collect::<Vec<_>>())
     }
 }
@@ -117,7 +130,7 @@ pub fn run(
     probe: &Probe,
 ) -> Result<Outcome, String> {
     let mut all: Vec<Samples> = contestants.iter().map(|_| Samples::default()).collect();
-    let mut rounds: Vec<Vec<f64>> = contestants.iter().map(|_| Vec::new()).collect();
+    let mut rounds: Vec<Vec<Summary>> = contestants.iter().map(|_| Vec::new()).collect();
     let mut placement_us = Vec::with_capacity(length.round_count);
     for round in 0..length.round_count {
         turns.give(PROBE_TURN);
@@ -127,17 +140,18 @@ pub fn run(
             let index = (place + round) % contestants.len();
             turns.give(index);
             let samples = contestants[index].turn(length)?;
-            rounds[index].push(samples.summary().p50_us);
+            rounds[index].push(samples.summary());
             all[index].merge(&samples);
         }
     }
     let scores = contestants.iter().zip(all).zip(rounds);
     Ok(Outcome {
         scores: scores
-            .map(|((contestant, samples), round_p50_us)| Score {
+            .map(|((contestant, samples), rounds)| Score {
                 name: contestant.name().to_owned(),
                 summary: samples.summary(),
-                round_p50_us,
+                round_p50_us: rounds.iter().map(|round| round.p50_us).collect(),
+                round_p99_us: rounds.iter().map(|round| round.p99_us).collect(),
             })
             .collect(),
         placement_us,

@@ -12,14 +12,19 @@ use crate::{contest::Contestant, echo::Sizes, placement::now};
 /// Requests in one call of the pipelined measurements; far more than are outstanding.
 const CALL_COUNT: usize = 512;
 
+/// What an atomic operation works on.
+const WORD_BYTES: usize = 8;
+
 /// The measured operation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Operation {
     /// CREATE of as many pages as the size needs.
     Create,
     /// DELETE of an allocation of that size.
     Delete,
+    /// FETCH_ADD of 8 bytes, whatever the size.
+    FetchAdd,
     /// READ of that many bytes.
     Read,
     /// WRITE of that many bytes.
@@ -33,6 +38,7 @@ impl Operation {
         match self {
             Self::Create => "CREATE",
             Self::Delete => "DELETE",
+            Self::FetchAdd => "FETCH_ADD",
             Self::Read => "READ",
             Self::Write => "WRITE",
         }
@@ -44,6 +50,7 @@ impl Operation {
     pub const fn sizes(self, bytes: usize, piece_bytes: usize) -> Sizes {
         let (asked, answered) = match self {
             Self::Create | Self::Delete => (0, 0),
+            Self::FetchAdd => (WORD_BYTES, WORD_BYTES),
             Self::Read => (0, bytes),
             Self::Write => (bytes, 0),
         };
@@ -88,7 +95,7 @@ impl<T: Transport> Ours<T> {
         let data = vec![0x5a; bytes];
         let bytes = bytes as u64;
         let region = match operation {
-            Operation::Read | Operation::Write => {
+            Operation::FetchAdd | Operation::Read | Operation::Write => {
                 let place = Placement::Node(server);
                 let region = client.create_at(bytes, place).map_err(|e| e.to_string())?;
                 client.write(region.base(), &data).map_err(|e| e.to_string())?;
@@ -151,7 +158,7 @@ impl<T: Transport> Contestant for Ours<T> {
         match self.operation {
             Operation::Create => self.delete(),
             Operation::Delete => self.create(),
-            Operation::Read | Operation::Write => Ok(()),
+            Operation::FetchAdd | Operation::Read | Operation::Write => Ok(()),
         }
     }
 
@@ -159,6 +166,10 @@ impl<T: Transport> Contestant for Ours<T> {
         match self.operation {
             Operation::Create => self.create(),
             Operation::Delete => self.delete(),
+            Operation::FetchAdd => {
+                let added = self.client.fetch_add(self.base()?, 1);
+                added.map(drop).map_err(|error| error.to_string())
+            }
             Operation::Read => {
                 let base = self.base()?;
                 let read = if self.is_by_server {
@@ -212,7 +223,7 @@ pub fn pipeline<T: Transport>(
                 client.write_many(&mut requests).map_err(|error| error.to_string())?;
                 first_error(requests.into_iter().map(|request| request.result))?;
             }
-            Operation::Create | Operation::Delete => {
+            Operation::Create | Operation::Delete | Operation::FetchAdd => {
                 return Err(format!("{} is not pipelined", operation.name()));
             }
         }

@@ -200,6 +200,12 @@ impl LinkReport {
 }
 
 impl DaemonReport {
+    /// Whether the next process cannot go on with the memory because of its file; a problem says so.
+    #[must_use]
+    pub const fn is_memory_at_risk(&self) -> bool {
+        self.loss.is_some()
+    }
+
     /// What a server reported is not true any more if its file is gone, or was put in order since.
     fn with_loss(mut self, daemon: &DaemonRecord, state: &RackState) -> Self {
         let Ok(part) = self.name.parse::<Part>() else { return self };
@@ -255,7 +261,9 @@ impl DaemonReport {
         } else if !self.ready {
             Some(format!("{name} is not ready; see its log"))
         } else {
-            None
+            // It serves, but its memory is about to be lost.
+            let loss = self.loss.as_ref()?;
+            Some(format!("the next process of {name} cannot go on with its memory: {}", loss.words))
         }
     }
 }

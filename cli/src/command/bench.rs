@@ -2,6 +2,7 @@
 
 pub(super) mod machine;
 mod measure;
+mod readers;
 mod report;
 mod update;
 
@@ -29,17 +30,22 @@ const CLIENT_CORE: usize = 0;
 const SERVER_CORE: usize = 1;
 
 const SERVER: Node = Node::Server(1);
+const SERVER_DAEMON: &str = "memserver-s1";
+
+/// It never polls, and takes part in READs only.
+const SLEEPER: Node = Node::Server(2);
+const SLEEPER_DAEMON: &str = "memserver-s2";
 const CLIENT: Node = Node::Client(1);
 
 /// The subject and the duration of a measurement.
 #[derive(Debug, Args)]
 #[command(
     after_help = "The switch runs on the sender's core. Both ends spin, so no other program \
-    should run on the machine. The ratio is the median over the rounds of BlueBridge's p50 divided by the \
-    echo's p50 in the same round."
+    should run on the machine. A ratio is the median over the rounds of BlueBridge's percentile divided by the \
+    echo's in the same round."
 )]
 pub(super) struct Bench {
-    /// The operation; `all` measures READ and WRITE of 64 and 4096 bytes, CREATE and DELETE
+    /// The operation; `all` measures READ and WRITE of 64 and 4096 bytes, FETCH_ADD, CREATE and DELETE
     #[arg(value_enum, default_value_t = Subject::All)]
     operation: Subject,
     /// Bytes of the operation, at most one page
@@ -67,6 +73,8 @@ enum Subject {
     All,
     Create,
     Delete,
+    /// FETCH_ADD of 8 bytes
+    FetchAdd,
     Read,
     /// UPDATE with its COMMIT, compared with READ
     Update,
@@ -82,22 +90,28 @@ impl Bench {
         }
     }
 
-    /// A rack of one server, pinned to its core, and one client.
+    /// A rack of one server, or also one that never polls for READs, pinned to their core, and one client.
     fn build(&self, site: &Site, redirects: Redirects, cancel: &Cancel) -> anyhow::Result<Rack> {
+        let reads = matches!(self.operation, Subject::All | Subject::Read);
         let spec = RackSpec {
             name: format!("bench{}", process::id()).parse::<RackName>()?,
-            servers: 1,
+            servers: if reads { 2 } else { 1 },
             clients: 1,
             mtu: self.mtu.clone(),
             switch: self.switch.unwrap_or(site.data_plane()),
-            memory: ByteSize(1 << 30),
+            memory: ByteSize(256 << 20),
             redirects,
             direct_reads: true,
         };
         let program = std::env::current_exe().context("cannot find this program's own path")?;
         let mut rack = Rack::build(site, spec, cancel.clone())?;
         rack.start_daemons(&program, READY_DEADLINE)?;
-        // The memory server never shares the client's core.
+        if reads {
+            rack.stop_daemon(SLEEPER_DAEMON, READY_DEADLINE)?;
+            rack.restart_daemon(&program, SLEEPER_DAEMON, &["--spin", "0"], READY_DEADLINE)?;
+            machine::pin_daemons(&rack, SLEEPER, SERVER_CORE)?;
+        }
+        // The memory servers never share the client's core.
         machine::pin_daemons(&rack, SERVER, SERVER_CORE)?;
         Ok(rack)
     }
@@ -116,11 +130,13 @@ impl Bench {
                 plan(Operation::Read, 4096),
                 plan(Operation::Write, 64),
                 plan(Operation::Write, 4096),
+                plan(Operation::FetchAdd, 8),
                 plan(Operation::Create, 4096),
                 plan(Operation::Delete, 4096),
             ],
             Subject::Create => vec![plan(Operation::Create, size)],
             Subject::Delete => vec![plan(Operation::Delete, size)],
+            Subject::FetchAdd => vec![plan(Operation::FetchAdd, 8)],
             Subject::Read => vec![plan(Operation::Read, size)],
             // It has its own contestants.
             Subject::Update => Vec::new(),

@@ -345,7 +345,8 @@ fn report_memory(status: &RackStatus) -> anyhow::Result<()> {
     let mut by_words = BTreeMap::<_, Vec<_>>::new();
     for daemon in &status.daemons {
         // What is left of one that does not run is a problem, and reported as such.
-        let is_said = !daemon.running && daemon.kept_memory.as_ref().is_some_and(|it| !it.is_kept);
+        let is_lost = daemon.kept_memory.as_ref().is_some_and(|it| !it.is_kept);
+        let is_said = daemon.is_memory_at_risk() || (!daemon.running && is_lost);
         if let Some(kept) = daemon.kept_memory.as_ref().filter(|it| it.reason.is_some() && !is_said)
         {
             by_words.entry(kept.to_string()).or_default().push(daemon.node.to_string());

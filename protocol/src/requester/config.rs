@@ -71,6 +71,9 @@ pub struct Timing {
     pub retransmit_min: Duration,
     /// The longest retransmission timer, also after doubling.
     pub retransmit_max: Duration,
+    /// The longest one of the oldest request of a session, and of OPEN, so that a server that comes back is noticed soon.
+    /// The others wait longer, so that a server that is away, or overloaded, gets one datagram of each session.
+    pub retransmit_oldest_max: Duration,
     /// The first pause after BUSY or OVERLOADED; doubled each time.
     pub back_off_min: Duration,
     /// The longest pause after BUSY or OVERLOADED.
@@ -86,6 +89,7 @@ impl Timing {
         retransmit_initial: Duration::from_millis(20),
         retransmit_min: Duration::from_millis(1),
         retransmit_max: Duration::from_millis(250),
+        retransmit_oldest_max: Duration::from_millis(25),
         back_off_min: Duration::from_millis(1),
         back_off_max: Duration::from_millis(100),
         session_idle: Duration::from_secs(60),

@@ -30,15 +30,18 @@ impl RoundTrip {
         (self.smoothed > 0).then(|| Duration::from_nanos(self.smoothed))
     }
 
-    /// The retransmission timer after `expired` expiries in a row.
-    pub(super) fn timer(&self, timing: &Timing, expired: u8) -> Duration {
+    /// The retransmission timer after `expired` expiries in a row, for the oldest request of a session or another one.
+    pub(super) fn timer(&self, timing: &Timing, expired: u8, is_oldest: bool) -> Duration {
         let base = if self.smoothed == 0 {
             timing.retransmit_initial
         } else {
             let timer = self.smoothed.saturating_add(self.variation.saturating_mul(4));
             Duration::from_nanos(timer).max(timing.retransmit_min)
         };
-        base.saturating_mul(1 << expired.min(16)).min(timing.retransmit_max)
+        // On a slow network, a shorter timer than the first one would only repeat what is on its way.
+        let longest =
+            if is_oldest { timing.retransmit_oldest_max.max(base) } else { timing.retransmit_max };
+        base.saturating_mul(1 << expired.min(16)).min(longest.min(timing.retransmit_max))
     }
 }
 
@@ -50,17 +53,25 @@ mod tests {
     fn the_timer_follows_the_measured_round_trip_within_its_bounds() {
         let timing = Timing::DEFAULT;
         let mut trip = RoundTrip::default();
-        assert_eq!(trip.timer(&timing, 0), timing.retransmit_initial);
+        assert_eq!(trip.timer(&timing, 0, false), timing.retransmit_initial);
         trip.sample(Duration::from_micros(10));
-        assert_eq!(trip.timer(&timing, 0), timing.retransmit_min);
+        assert_eq!(trip.timer(&timing, 0, false), timing.retransmit_min);
         for _ in 0..100 {
             trip.sample(Duration::from_millis(8));
         }
         let smoothed = trip.smoothed().expect("measured");
         assert!(smoothed.abs_diff(Duration::from_millis(8)) < Duration::from_micros(100));
-        let timer = trip.timer(&timing, 0);
+        let timer = trip.timer(&timing, 0, false);
         assert!(timer >= smoothed && timer < Duration::from_millis(12), "{timer:?}");
-        assert_eq!(trip.timer(&timing, 1), timer * 2);
-        assert_eq!(trip.timer(&timing, 200), timing.retransmit_max);
+        assert_eq!(trip.timer(&timing, 1, false), timer * 2);
+        assert_eq!(trip.timer(&timing, 200, false), timing.retransmit_max);
+        assert_eq!(trip.timer(&timing, 1, true), timer * 2);
+        assert_eq!(trip.timer(&timing, 200, true), timing.retransmit_oldest_max);
+        for _ in 0..100 {
+            trip.sample(Duration::from_millis(100));
+        }
+        let timer = trip.timer(&timing, 0, true);
+        assert!(timer > timing.retransmit_oldest_max, "{timer:?}");
+        assert_eq!(trip.timer(&timing, 7, true), timer);
     }
 }

@@ -9,7 +9,7 @@ use bluebridge_wire::{
 
 use super::op::Op;
 use super::{
-    Buffers, Event, Failure, NONE, Operation, OperationId, Place, Requester, Stage, State,
+    Buffers, Event, Failure, NONE, Operation, OperationId, Place, Queue, Requester, Stage, State,
 };
 use crate::{Timestamp, pieces::Piece};
 
@@ -133,7 +133,7 @@ impl Requester {
         if entry.state != State::Opening {
             return None;
         }
-        let timer = now + entry.round_trip.timer(&timing, entry.open_attempt);
+        let timer = now + entry.round_trip.timer(&timing, entry.open_attempt, true);
         entry.timer = timer;
         entry.open_sent = Some(now);
         let header = Header {
@@ -179,9 +179,15 @@ impl Requester {
 
     pub(super) fn restart_timer(&mut self, now: Timestamp, index: u16) {
         let op = &mut self.ops[index];
-        let trip =
-            self.peers.at(op.route.peer).map_or(&self.anywhere_trip, |peer| &peer.round_trip);
-        let timer = now + trip.timer(&self.config.timing, op.request.expired);
+        let request = &op.request;
+        let (trip, is_oldest) = match self.peers.at(op.route.peer) {
+            // A request that waits for a lease is known to the server, and is repeated for other reasons.
+            Some(peer) => {
+                (&peer.round_trip, request.sequence == peer.low_water && request.queue == Queue::No)
+            }
+            None => (&self.anywhere_trip, false),
+        };
+        let timer = now + trip.timer(&self.config.timing, request.expired, is_oldest);
         op.timer = timer;
         self.arm(timer);
     }

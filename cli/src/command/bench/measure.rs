@@ -20,13 +20,15 @@ use bluebridge_northbound::{Attachment, Carrier, Membership, Registration, Role}
 use bluebridge_rack::controller_report::DirectReadsReport;
 use bluebridge_rack::layout::ENDPOINT_INTERFACE;
 use bluebridge_rack::network::host::FABRIC;
+use bluebridge_rack::spec::Node;
 use bluebridge_rack::{Rack, status};
 use bluebridge_transport::interface::Interface;
 use bluebridge_transport::udp::{Frames, UdpConfig, UdpTransport};
 use bluebridge_wire::{EndpointAddress, Space, address::PAGE_BYTES};
 use serde::Serialize;
 
-use super::{CLIENT, CLIENT_CORE, SERVER, SERVER_CORE};
+use super::readers::{self, Readers};
+use super::{CLIENT, CLIENT_CORE, SERVER, SERVER_CORE, SLEEPER};
 use crate::exit::UsageError;
 
 /// The port of the echo servers, on the same machine as the memory server.
@@ -39,20 +41,23 @@ const SPIN: Duration = Duration::from_secs(1);
 const DEPTHS: [u16; 7] = [1, 2, 4, 8, 16, 32, 64];
 
 /// Rounds of each pipelined measurement.
-const PIPELINED_ROUNDS: usize = 5;
+pub(super) const PIPELINED_ROUNDS: usize = 5;
 
 /// Pages used by the pipelined operations: as many as a core's cache can hold.
-const PIPELINED_PAGES: usize = 64;
+pub(super) const PIPELINED_PAGES: usize = 64;
 
 /// Turns of the serving thread, in addition to [`PROBE_TURN`].
-const OURS: usize = 0;
+pub(super) const OURS: usize = 0;
 const UNCONNECTED: usize = 1;
 const CONNECTED: usize = 2;
 /// Sent by the UDP socket, by the host's routes.
 const BY_ROUTES: usize = 3;
-/// Only if READs are measured.
+/// Only if READs are measured, like the following.
 const BY_SERVER: usize = 4;
-const FLOOD: usize = 5;
+/// Memory of a server that never polls.
+const SLEEPING: usize = 5;
+// The process of that server answers READs in turn 6.
+pub(super) const FLOOD: usize = 7;
 
 /// The subject of a measurement.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +75,8 @@ pub(super) struct Report {
     pub(super) bytes: usize,
     /// Our p50 divided by that of an unconnected echo of the same sizes.
     pub(super) ratio: f64,
+    /// The same of the p99.
+    pub(super) ratio_p99: f64,
     /// Our p50 divided by that of a connected one.
     pub(super) ratio_connected: f64,
     /// Our p50 divided by that of the same operation whose requests the UDP socket sends.
@@ -78,10 +85,14 @@ pub(super) struct Report {
     pub(super) frames_refusal: Option<String>,
     /// Our p50 divided by that of READs that only the server's process answers.
     pub(super) ratio_by_server: Option<f64>,
+    /// The p50 of READs of a server that never polls, divided by ours.
+    pub(super) ratio_sleeping: Option<f64>,
     /// READs that the kernel answered, and that it passed on, since the rack was built; or why it answers none.
     pub(super) direct_reads: Option<DirectReadsReport>,
     pub(super) latency: Outcome,
     pub(super) pipelined: Vec<Pipelined>,
+    /// Two clients at once, if READs are measured.
+    pub(super) readers: Vec<Readers>,
 }
 
 /// Operations per second with several outstanding requests.
@@ -96,7 +107,9 @@ pub(super) struct Pipelined {
 /// The two ends of the measurement in the fabric.
 pub(super) struct Endpoints {
     membership: Membership,
-    server: NodeId,
+    pub(super) server: NodeId,
+    /// The server that never polls, if there is one.
+    sleeper: Option<NodeId>,
 }
 
 impl Endpoints {
@@ -117,12 +130,18 @@ impl Endpoints {
         };
         let membership = Membership::join(controller, registration)?;
         let nodes = membership.snapshot().memory_nodes;
-        let server = nodes.first().context("the rack has no memory server")?.node;
-        Ok(Self { membership, server })
+        let named =
+            |name: Node| nodes.iter().find(|it| it.name == name.to_string()).map(|it| it.node);
+        let server = named(SERVER).context("the rack has no memory server")?;
+        Ok(Self { membership, server, sleeper: named(SLEEPER) })
     }
 
     /// A client with at most `outstanding` operations in flight.
-    fn client(&self, outstanding: u16, frames: Frames) -> anyhow::Result<Client<UdpTransport>> {
+    pub(super) fn client(
+        &self,
+        outstanding: u16,
+        frames: Frames,
+    ) -> anyhow::Result<Client<UdpTransport>> {
         let assignment = self.membership.assignment();
         let mut config =
             EndpointConfig::new(assignment.space, assignment.node, assignment.incarnation);
@@ -140,7 +159,7 @@ impl Endpoints {
     }
 
     /// What an operation sends and receives, in pieces that fit the links.
-    fn sizes(&self, plan: Plan) -> Sizes {
+    pub(super) fn sizes(&self, plan: Plan) -> Sizes {
         let piece_bytes = self.membership.assignment().piece_bytes;
         plan.operation.sizes(plan.bytes, piece_bytes.max(1))
     }
@@ -150,11 +169,11 @@ impl Endpoints {
     }
 
     /// A socket with the client's address for an echo.
-    fn echo_socket(&self) -> anyhow::Result<UdpSocket> {
+    pub(super) fn echo_socket(&self) -> anyhow::Result<UdpSocket> {
         Ok(echo::bind(self.address(self.membership.assignment().node), 0)?)
     }
 
-    fn echo_server(&self) -> SocketAddrV6 {
+    pub(super) fn echo_server(&self) -> SocketAddrV6 {
         SocketAddrV6::new(self.address(self.server), ECHO_PORT, 0, 0)
     }
 }
@@ -178,7 +197,7 @@ pub(super) fn run(rack: &Rack, endpoints: &Arc<Endpoints>, plan: Plan) -> anyhow
             });
             outcome
         });
-        let measured = rack.enter(CLIENT, || measure(endpoints, plan, turns, probe));
+        let measured = rack.enter(CLIENT, || measure(rack, endpoints, plan, turns, probe));
         turns.end();
         let served = serving.join().map_err(|_| anyhow!("the echo's server panicked"))?;
         let mut report = measured??;
@@ -218,6 +237,7 @@ fn serve(
 }
 
 fn measure(
+    rack: &Rack,
     endpoints: &Endpoints,
     plan: Plan,
     turns: &Turns,
@@ -226,50 +246,63 @@ fn measure(
     pin(CLIENT_CORE).context("cannot pin the client")?;
     let sizes = endpoints.sizes(plan);
     let to = endpoints.echo_server();
-    let contestant = |frames| -> anyhow::Result<_> {
+    let contestant = |frames, server| -> anyhow::Result<_> {
         let client = endpoints.client(64, frames)?;
         let refusal = client.transport().frames_refusal().map(ToString::to_string);
-        let ours = Ours::new(client, plan.operation, endpoints.server, plan.bytes);
+        let ours = Ours::new(client, plan.operation, server, plan.bytes);
         Ok((ours.map_err(|error| anyhow!(error))?, refusal))
     };
     let frames = frames_of_environment()?;
-    let (mut ours, frames_refusal) = contestant(frames)?;
-    let mut by_routes = contestant(Frames::Off)?.0.called("by routes");
+    let (mut ours, frames_refusal) = contestant(frames, endpoints.server)?;
+    let mut by_routes = contestant(Frames::Off, endpoints.server)?.0.called("by routes");
     let mut unconnected = Echo::unconnected(endpoints.echo_socket()?, to, sizes)?;
     let mut connected = Echo::connected(endpoints.echo_socket()?, to, sizes)?;
-    let mut by_server = match plan.operation {
-        Operation::Read => Some(contestant(frames)?.0.by_server()),
-        Operation::Create | Operation::Delete | Operation::Write => None,
-    };
+    // In the order of their turns.
+    let mut readers = Vec::new();
+    if plan.operation == Operation::Read {
+        let sleeper = endpoints.sleeper.context("the rack has no second memory server")?;
+        readers.push(contestant(frames, endpoints.server)?.0.by_server());
+        readers.push(contestant(frames, sleeper)?.0.called("sleeping server"));
+        readers.push(contestant(frames, sleeper)?.0.by_server().called("by the sleeping server"));
+    }
     let mut contestants: Vec<&mut dyn Contestant> =
         vec![&mut ours, &mut unconnected, &mut connected, &mut by_routes];
-    contestants.extend(by_server.as_mut().map(|ours| -> &mut dyn Contestant { ours }));
+    contestants.extend(readers.iter_mut().map(|ours| -> &mut dyn Contestant { ours }));
     let latency = contest::run(&mut contestants, plan.length, turns, probe)
         .map_err(|error| anyhow!(error))?;
     turns.give(OURS);
-    for ours in [Some(ours), Some(by_routes), by_server].into_iter().flatten() {
+    for ours in [ours, by_routes].into_iter().chain(readers) {
         let closed = ours.finish().map_err(|error| anyhow!(error))?.close();
         closed.context("cannot close the sessions")?;
     }
     let pipelines = matches!(plan.operation, Operation::Read | Operation::Write);
     let pipelined =
         if plan.pipelined && pipelines { depths(endpoints, plan, turns)? } else { Vec::new() };
+    let is_read = plan.operation == Operation::Read;
+    let readers = if plan.pipelined && is_read {
+        readers::run(rack, endpoints, plan, turns)?
+    } else {
+        Vec::new()
+    };
     Ok(Report {
         operation: plan.operation,
         bytes: plan.bytes,
         ratio: latency.ratio(OURS, UNCONNECTED),
+        ratio_p99: latency.ratio_p99(OURS, UNCONNECTED),
         ratio_connected: latency.ratio(OURS, CONNECTED),
         ratio_by_routes: latency.ratio(OURS, BY_ROUTES),
         frames_refusal,
-        ratio_by_server: (latency.scores.len() > BY_SERVER).then(|| latency.ratio(OURS, BY_SERVER)),
+        ratio_by_server: is_read.then(|| latency.ratio(OURS, BY_SERVER)),
+        ratio_sleeping: is_read.then(|| latency.ratio(SLEEPING, OURS)),
         direct_reads: None,
         latency,
         pipelined,
+        readers,
     })
 }
 
 /// What the servers, whom this process started, do too.
-fn frames_of_environment() -> anyhow::Result<Frames> {
+pub(super) fn frames_of_environment() -> anyhow::Result<Frames> {
     let chosen = std::env::var(FRAMES_VARIABLE).unwrap_or_default();
     match chosen.as_str() {
         "" => Ok(Frames::default()),
@@ -326,6 +359,6 @@ fn depth(
 }
 
 #[allow(clippy::cast_precision_loss, reason = "operation counts are far below 2^53")]
-fn per_second(count: usize, time: Duration) -> f64 {
+pub(super) fn per_second(count: usize, time: Duration) -> f64 {
     count as f64 / time.as_secs_f64()
 }

@@ -31,6 +31,9 @@ pub(super) fn print(reports: &[Report], switch: DataPlane, json: bool) -> anyhow
         if !report.pipelined.is_empty() {
             pipelined(report)?;
         }
+        if !report.readers.is_empty() {
+            readers(report)?;
+        }
     }
     Ok(())
 }
@@ -56,8 +59,8 @@ fn latency(report: &Report) -> anyhow::Result<()> {
     let nearest = placement.iter().copied().fold(f64::INFINITY, f64::min);
     let farthest = placement.iter().copied().fold(0.0, f64::max);
     output::prose(&format!(
-        "ratio {:.3} to the echo, {:.3} to a connected one; hand-over between cores {nearest:.2} to {farthest:.2} us\n",
-        report.ratio, report.ratio_connected
+        "ratio {:.3} to the echo (p99: {:.3}), {:.3} to a connected one; hand-over between cores {nearest:.2} to {farthest:.2} us\n",
+        report.ratio, report.ratio_p99, report.ratio_connected
     ))?;
     let how = match &report.frames_refusal {
         Some(refusal) => format!("requests were sent by the UDP socket: {refusal}"),
@@ -77,6 +80,11 @@ fn latency(report: &Report) -> anyhow::Result<()> {
         };
         output::prose(&format!("{how}; ratio {ratio:.3} to READs that the process answers\n"))?;
     }
+    if let Some(ratio) = report.ratio_sleeping {
+        output::prose(&format!(
+            "ratio {ratio:.3} of READs of a server that never polls to these\n"
+        ))?;
+    }
     Ok(())
 }
 
@@ -90,5 +98,21 @@ fn pipelined(report: &Report) -> anyhow::Result<()> {
         ]
     });
     output::table(&["outstanding", "ours/s", "bare mmsg/s", "ratio"], rows.collect())?;
+    output::text("")
+}
+
+fn readers(report: &Report) -> anyhow::Result<()> {
+    let rows = report.readers.iter().map(|row| {
+        vec![
+            row.outstanding.to_string(),
+            format!("{:.0}", row.ours_per_second),
+            format!("{:.0}", row.bare_per_second),
+            format!("{:.2}", row.ratio),
+            format!("{:.3}", row.server_cores),
+        ]
+    });
+    let heads =
+        ["outstanding", "two clients, READs/s", "echo/s", "ratio", "cores of the server's process"];
+    output::table(&heads, rows.collect())?;
     output::text("")
 }

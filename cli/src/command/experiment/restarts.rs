@@ -2,11 +2,12 @@
 
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use bluebridge::{Client, JoinOptions, NodeId, Placement};
+use bluebridge::{Client, JoinOptions, NodeId, Placement, Region};
 use bluebridge_bench::summary::{Samples, Summary};
 use bluebridge_bench::survival::{Survivor, Tally};
 use bluebridge_rack::daemon::{MEMORY_SERVER, READY_DEADLINE};
@@ -15,6 +16,7 @@ use bluebridge_rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackS
 use bluebridge_rack::{Cancel, Rack, Site};
 use bluebridge_transport::udp::UdpTransport;
 use clap::Args;
+use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 
 use super::super::bench::machine::Machine;
@@ -135,25 +137,68 @@ fn join(rack: &Rack, count: u16) -> anyhow::Result<Joined> {
     Ok((probe, others, server))
 }
 
+/// A client that writes whenever the server was killed.
+struct Probe {
+    client: Client<UdpTransport>,
+    page: Region,
+    tally: Tally,
+}
+
+impl Probe {
+    fn new(mut client: Client<UdpTransport>, server: NodeId) -> anyhow::Result<Self> {
+        let page = client.create_at(8, Placement::Node(server))?;
+        Ok(Self { client, page, tally: Tally::default() })
+    }
+
+    /// Reports for each kill how long it took until a WRITE was acknowledged that was sent after it.
+    fn run(
+        mut self,
+        kills: &Receiver<Instant>,
+        reports: &SyncSender<Result<Duration, bluebridge::Error>>,
+    ) -> Tally {
+        for (number, killed) in (0_u64..).zip(kills) {
+            // The other core may need a moment to notice the signal.
+            thread::sleep(Duration::from_millis(1));
+            if reports.send(self.write(number, killed)).is_err() {
+                break;
+            }
+        }
+        self.tally
+    }
+
+    fn write(&mut self, number: u64, killed: Instant) -> Result<Duration, bluebridge::Error> {
+        // Sent in the first moments of the process, it may not be known which came first.
+        while let Err(error) = self.client.write(self.page.base(), &number.to_le_bytes()) {
+            if killed.elapsed() > DEADLINE || !error.is_outcome_unknown() {
+                return Err(error);
+            }
+            self.tally.unknown += 1;
+        }
+        Ok(killed.elapsed())
+    }
+}
+
 fn kill_often(
     rack: &mut Rack,
     program: &std::path::Path,
     asked: &Restarts,
     cancel: &Cancel,
 ) -> anyhow::Result<(Tally, Summary)> {
-    let (mut probe, others, server) = join(rack, asked.clients)?;
-    let page = probe.create_at(8, Placement::Node(server))?;
+    let (probe, others, server) = join(rack, asked.clients)?;
+    let probe = Probe::new(probe, server)?;
     let survivors: Vec<_> = (0..)
         .zip(others)
         .map(|(seed, client)| Survivor::new(client, server, seed, DEADLINE))
         .collect::<Result<_, _>>()?;
     let stop = AtomicBool::new(false);
     let mut samples = Samples::default();
-    let mut probe_tally = Tally::default();
+    let (killed, kills) = sync_channel(1);
+    let (report, reports) = sync_channel(1);
     thread::scope(|scope| {
         let stop = &stop;
         let running: Vec<_> =
             survivors.into_iter().map(|one| scope.spawn(move || one.run(stop))).collect();
+        let probing = scope.spawn(move || probe.run(&kills, &report));
         let mut kill_all = || -> anyhow::Result<()> {
             for number in 0..asked.kills {
                 cancel.check()?;
@@ -161,25 +206,21 @@ fn kill_often(
                 // Spread over the interval, so that the kills hit everything that the server does.
                 thread::sleep(LEAST_PAUSE + spread * (number * 37 % 100) / 100);
                 let name = format!("{MEMORY_SERVER}-{SERVER}");
-                let killed = Instant::now();
+                let pid = rack.running_pid(&name).context("the server does not run")?;
+                let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+                kill_process(pid.context("not a process")?, Signal::KILL)?;
+                killed.send(Instant::now()).context("the probing client ended")?;
+                // Waits for its end, as a supervisor does.
                 rack.kill_daemon(&name)?;
                 rack.restart_daemon(program, &name, &[], READY_DEADLINE)?;
-                let data = u64::from(number).to_le_bytes();
-                // Sent in the first moments of the process, it may not be known which came first.
-                while let Err(error) = probe.write(page.base(), &data) {
-                    let is_late = killed.elapsed() > DEADLINE;
-                    if is_late || !error.is_outcome_unknown() {
-                        return Err(error.into());
-                    }
-                    probe_tally.unknown += 1;
-                }
-                samples.add(killed.elapsed());
+                samples.add(reports.recv().context("the probing client ended")??);
             }
             Ok(())
         };
         let outcome = kill_all();
+        drop(killed);
         stop.store(true, Ordering::Release);
-        let mut tally = probe_tally;
+        let mut tally = probing.join().map_err(|_| anyhow!("the probing client panicked"))?;
         for one in running {
             tally.add(one.join().map_err(|_| anyhow!("a client's thread panicked"))?);
         }

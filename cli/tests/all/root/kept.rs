@@ -110,9 +110,13 @@ fn a_server_refuses_memory_that_is_not_its_own() {
         rename(&aside, &path(second));
     };
     swap();
-    let shown = rack.text(&["rack", "status"]);
+    let status = rack.call(&["rack", "status"]);
+    assert_eq!(status.status.code(), Some(1));
+    let shown = String::from_utf8_lossy(&status.stdout).into_owned();
     for (server, owner) in [("s1", "s2"), ("s2", "s1")] {
-        let words = format!("The memory of {server} cannot be used by the next process: its file ");
+        let words = format!(
+            "the next process of memserver-{server} cannot go on with its memory: its file "
+        );
         let of_owner = format!("is that of {owner}; put the server's own file back");
         assert!(shown.contains(&words) && shown.contains(&of_owner), "{shown}");
     }
@@ -734,9 +738,12 @@ fn a_server_whose_file_the_next_one_would_refuse_is_not_stopped() {
         let kept = server()["kept_memory"].clone();
         assert_eq!(kept["is_kept"], is_kept, "{kept}");
         assert!(is_kept || kept["reason"].as_str().expect("why").contains(words), "{kept}");
-        let shown = rack.text(&["rack", "status"]);
-        let words = "The memory of s1 cannot be used by the next process";
+        let status = rack.call(&["rack", "status"]);
+        assert_eq!(status.status.success(), is_kept);
+        let shown = String::from_utf8_lossy(&status.stdout).into_owned();
+        let words = "the next process of memserver-s1 cannot go on with its memory: ";
         assert_eq!(shown.contains(words), !is_kept, "{shown}");
+        assert!(!shown.contains("The memory of s1"), "it is said once: {shown}");
         assert_eq!(kept["is_recoverable"], !is_kept, "{kept}");
         assert!(!shown.contains("ends with the process"), "{shown}");
     };
