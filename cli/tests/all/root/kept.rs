@@ -309,6 +309,14 @@ fn maps_without_files_and_files_without_maps_are_shown_and_dropped() {
     rack.text(&["arena", "drop", &second]);
 }
 
+/// Also of a rack with problems.
+fn status_of(rack: &TestRack) -> Value {
+    let status = rack.call(&["rack", "status", "--json"]);
+    let report: Value = serde_json::from_slice(&status.stdout).expect("JSON");
+    assert_eq!(status.status.success(), report["healthy"] == true, "{report}");
+    report
+}
+
 #[test]
 fn a_server_whose_memory_cannot_be_kept_is_not_stopped_for_it() {
     let rack = TestRack::up("cmd-kept-lost", &["--memory", "16M", "--servers", "1"]);
@@ -329,11 +337,11 @@ fn a_server_whose_memory_cannot_be_kept_is_not_stopped_for_it() {
     let restarted = rack.json(&["rack", "restart", "s1", "--keep"]);
     assert_eq!(restarted["memory"], "kept", "{restarted}");
     assert_eq!(restarted["kept_memory"]["is_kept"], true, "{restarted}");
-    let before = server(&rack.json(&["rack", "status"]));
+    let before = server(&status_of(&rack));
     std::fs::remove_file(pin).expect("it is there");
     let (code, said) = rack.failure(&["rack", "restart", "s1", "--keep"]);
     assert!(code == Some(2) && said.contains("is gone"), "{code:?}: {said}");
-    let after = server(&rack.json(&["rack", "status"]));
+    let after = server(&status_of(&rack));
     assert_eq!((&after["pid"], &after["running"]), (&before["pid"], &true.into()), "{after}");
     // It is known from now on.
     assert_eq!(after["kept_memory"]["is_kept"], false, "{after}");
@@ -344,7 +352,7 @@ fn a_server_whose_memory_cannot_be_kept_is_not_stopped_for_it() {
     assert!(shown.contains("rack restart s1") && !shown.contains("--keep"), "{shown}");
     let restarted = rack.text(&["rack", "restart", "s1"]);
     assert!(!restarted.contains("would have kept"), "{restarted}");
-    assert_eq!(server(&rack.json(&["rack", "status"]))["kept_memory"]["is_kept"], true);
+    assert_eq!(server(&status_of(&rack))["kept_memory"]["is_kept"], true);
 }
 
 /// They have their memory as long as they are pinned, whatever has become of the files that name them.
@@ -703,7 +711,7 @@ fn a_server_whose_file_the_next_one_would_refuse_is_not_stopped() {
     let options = ["--memory", "16M", "--servers", "1", "--no-direct-reads"];
     let rack = TestRack::up("cmd-kept-healthy", &options);
     let server = || {
-        let status = rack.json(&["rack", "status"]);
+        let status = status_of(&rack);
         let daemons = status["daemons"].as_array().expect("a list").clone();
         daemons.into_iter().find(|it| it["name"] == "memserver-s1").expect("it was started")
     };
@@ -797,9 +805,8 @@ fn a_server_whose_file_the_next_one_would_refuse_is_not_stopped() {
     assert!(killed.contains(&keep["then ".len()..]), "{killed}");
     // Of a server that does not run, status says what has become of its memory.
     let left = |is_kept: bool, words: &str| {
-        let status = rack.call(&["rack", "status", "--json"]);
-        assert_eq!(status.status.code(), Some(1), "a daemon does not run");
-        let status: Value = serde_json::from_slice(&status.stdout).expect("JSON");
+        let status = status_of(&rack);
+        assert_eq!(status["healthy"], false, "a daemon does not run");
         let problems = status["problems"].as_array().expect("a list");
         let mut problems = problems.iter().filter_map(Value::as_str);
         assert!(
