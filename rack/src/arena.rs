@@ -170,11 +170,11 @@ fn left(doing: &'static str, path: &Path, source: io::Error) -> RackError {
 
 /// Why the next process of a server cannot go on with its memory, and what to do.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(crate) struct Loss {
+pub struct Loss {
     /// The cause and the remedy.
-    pub(crate) words: String,
+    pub words: String,
     /// With the remedy, it can.
-    pub(crate) is_recoverable: bool,
+    pub is_recoverable: bool,
 }
 
 impl Loss {

@@ -1,7 +1,7 @@
 //! The present state of a rack.
 
 use std::net::Ipv6Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,10 @@ use serde::Serialize;
 
 use crate::RackError;
 use crate::access;
-use crate::arena::Loss;
+pub use crate::arena::Loss;
 use crate::control;
 use crate::controller_report::ControllerReport;
-use crate::daemon::{CONTROLLER, HOSTS, MEMORY_SERVER, Part, SWITCH};
+use crate::daemon::{CONTROLLER, HOSTS, MEMORY_SERVER, Part, SWITCH, arena_of};
 use crate::layout::{Layout, P4RUNTIME, RackPort};
 use crate::links::wanted;
 use crate::network::{Netlink, NetworkError};
@@ -92,8 +92,16 @@ pub struct DaemonReport {
     pub(crate) loss: Option<Loss>,
 }
 
+/// Looks into the file of a server with this pid, if it runs; the command is the one that begins with empty memory.
+pub type LookIntoFile<'a> = &'a dyn Fn(&Path, Option<u32>, &str) -> Option<Loss>;
+
 /// Checks every part of a rack; call [`access::join`] first.
 pub fn look(state: &RackState) -> RackStatus {
+    look_with(state, &|_, _, _| None)
+}
+
+/// The same, and what else keeps the next process of a server from going on with its memory.
+pub fn look_with(state: &RackState, into_file: LookIntoFile<'_>) -> RackStatus {
     let layout = Layout::of(&state.spec);
     let links: Vec<_> = layout.ports().iter().map(|port| link(state, port)).collect();
     let mut daemons: Vec<_> = state
@@ -112,7 +120,7 @@ pub fn look(state: &RackState) -> RackStatus {
             loss: None,
         })
         .zip(&state.daemons)
-        .map(|(report, daemon)| report.with_loss(daemon, state))
+        .map(|(report, daemon)| report.with_loss(daemon, state, into_file))
         .collect();
     // A daemon that cannot respond is not queried: that would only take time.
     let can_respond = |name: &str| {
@@ -207,7 +215,12 @@ impl DaemonReport {
     }
 
     /// What a server reported is not true any more if its file is gone, or was put in order since.
-    fn with_loss(mut self, daemon: &DaemonRecord, state: &RackState) -> Self {
+    fn with_loss(
+        mut self,
+        daemon: &DaemonRecord,
+        state: &RackState,
+        into_file: LookIntoFile<'_>,
+    ) -> Self {
         let Ok(part) = self.name.parse::<Part>() else { return self };
         let restart = part.restart(&state.spec.name);
         self.kept_memory = daemon.reported_memory(&restart);
@@ -216,7 +229,10 @@ impl DaemonReport {
             Some(kept) => kept.is_kept,
             None => !self.running,
         };
-        self.loss = may_be_kept.then(|| daemon.loss(state, &restart)).flatten();
+        let pid = self.pid.filter(|_| self.running);
+        let inside = || into_file(Path::new(arena_of(daemon)?), pid, &restart);
+        let loss = may_be_kept.then(|| daemon.loss(state, &restart).or_else(inside));
+        self.loss = loss.flatten();
         if let Some(Loss { words, is_recoverable }) = &self.loss {
             self.kept_memory = Some(match is_recoverable {
                 true => KeptMemory::unreachable(words),

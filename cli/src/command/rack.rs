@@ -13,7 +13,7 @@ use bluebridge_rack::controller_report::ControllerReport;
 use bluebridge_rack::daemon::READY_DEADLINE;
 use bluebridge_rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec, Redirects};
 use bluebridge_rack::state::{LOG_VARIABLE, StateError, StateRoot};
-use bluebridge_rack::status::{RackStatus, look};
+use bluebridge_rack::status::{RackStatus, look, look_with};
 use bluebridge_rack::teardown::{TakenDown, take_down_of_another, take_down_unrecorded};
 use bluebridge_rack::{GRACE, Rack, RackError, Site, access, hosts, readiness};
 use clap::{Args, Subcommand};
@@ -198,7 +198,7 @@ fn status(named: &Named, global: Global) -> anyhow::Result<Exit> {
     if let Err(error) = access::join(&state) {
         tracing::warn!(%error, "cannot check the links");
     }
-    let status = look(&state);
+    let status = look_with(&state, &part::look_into_file);
     report(&status, global)?;
     Ok(if status.healthy { Exit::Ok } else { Exit::Failure })
 }

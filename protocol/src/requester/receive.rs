@@ -91,18 +91,21 @@ impl Requester {
             entry.credit = reply.header.credit;
             self.freed = true;
         }
-        // The first reply to the latest attempt is a valid round-trip sample; one is enough for a
-        // READ's train, whose later pieces waited for the earlier ones.
+        // The first reply to the latest attempt is a valid round-trip sample, and so is one to the first attempt: on a
+        // network that is slower than the timer, there is no other. One is enough for a READ's train, whose later
+        // pieces waited for the earlier ones.
         let attempt = reply.header.flags.attempt();
         let first_sign = !op.is_read() || (op.arrived.done == 0 && op.arrived.settled == 0);
         // The reply to a request that waited for a lease says nothing about the network.
         let first_sign = first_sign && op.request.queue == Queue::No;
-        if attempt == op.request.attempt
-            && attempt < ATTEMPT_MAX
-            && first_sign
-            && op.request.to_send == 0
-        {
+        if !first_sign || attempt >= ATTEMPT_MAX {
+            return;
+        }
+        if attempt == op.request.attempt && op.request.to_send == 0 {
             entry.round_trip.sample(now.saturating_since(op.request.last_sent));
+        } else if attempt == 0 && !op.is_train() {
+            // Of a train, later datagrams may carry attempt 0, too.
+            entry.round_trip.sample(now.saturating_since(op.request.first_sent));
         }
     }
 

@@ -38,9 +38,12 @@ impl RoundTrip {
             let timer = self.smoothed.saturating_add(self.variation.saturating_mul(4));
             Duration::from_nanos(timer).max(timing.retransmit_min)
         };
-        // On a slow network, a shorter timer than the first one would only repeat what is on its way.
-        let longest =
-            if is_oldest { timing.retransmit_oldest_max.max(base) } else { timing.retransmit_max };
+        // On a slow network, a shorter timer than the first one would only repeat what is on its way, and before the
+        // first sample it is not known how slow it is.
+        let longest = match is_oldest && self.smoothed != 0 {
+            true => timing.retransmit_oldest_max.max(base),
+            false => timing.retransmit_max,
+        };
         base.saturating_mul(1 << expired.min(16)).min(longest.min(timing.retransmit_max))
     }
 }
@@ -54,6 +57,7 @@ mod tests {
         let timing = Timing::DEFAULT;
         let mut trip = RoundTrip::default();
         assert_eq!(trip.timer(&timing, 0, false), timing.retransmit_initial);
+        assert_eq!(trip.timer(&timing, 200, true), timing.retransmit_max, "nothing is known yet");
         trip.sample(Duration::from_micros(10));
         assert_eq!(trip.timer(&timing, 0, false), timing.retransmit_min);
         for _ in 0..100 {

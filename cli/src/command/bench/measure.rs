@@ -4,7 +4,7 @@ use std::net::{Ipv6Addr, SocketAddrV6, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use bluebridge::{Client, EndpointConfig, NodeId, Placement};
@@ -87,7 +87,8 @@ pub(super) struct Report {
     pub(super) ratio_by_server: Option<f64>,
     /// The p50 of READs of a server that never polls, divided by ours.
     pub(super) ratio_sleeping: Option<f64>,
-    /// READs that the kernel answered, and that it passed on, since the rack was built; or why it answers none.
+    /// READs that the kernel answered, and that it passed on, since the rack was built; or why it answers none. `None` if
+    /// none are measured.
     pub(super) direct_reads: Option<DirectReadsReport>,
     pub(super) latency: Outcome,
     pub(super) pipelined: Vec<Pipelined>,
@@ -202,15 +203,32 @@ pub(super) fn run(rack: &Rack, endpoints: &Arc<Endpoints>, plan: Plan) -> anyhow
         let served = serving.join().map_err(|_| anyhow!("the echo's server panicked"))?;
         let mut report = measured??;
         served.context("the echo's server failed")?;
-        report.direct_reads = direct_reads(rack);
+        if plan.operation == Operation::Read {
+            // Those of three contestants.
+            let Length { round_count, warm_up_count, operation_count } = plan.length;
+            let read_count = 3 * round_count * (warm_up_count + operation_count);
+            report.direct_reads = direct_reads(rack, read_count as u64);
+        }
         Ok(report)
     })
 }
 
-/// What the server last reported, at most a heartbeat ago.
-fn direct_reads(rack: &Rack) -> Option<DirectReadsReport> {
-    let controller = status::look(rack.state()).controller?;
-    controller.nodes.into_iter().find_map(|node| node.direct_reads)
+/// How long a report of all READs may take: some heartbeats.
+const REPORT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// What the server reported once it had heard of all these READs.
+fn direct_reads(rack: &Rack, read_count: u64) -> Option<DirectReadsReport> {
+    let start = Instant::now();
+    loop {
+        let controller = status::look(rack.state()).controller?;
+        let mut nodes = controller.nodes.into_iter();
+        let report = nodes.find(|node| node.name == SERVER.to_string())?.direct_reads?;
+        let is_complete = report.answered_count + report.passed_count >= read_count;
+        if report.refusal.is_some() || is_complete || start.elapsed() > REPORT_DEADLINE {
+            return Some(report);
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
 }
 
 fn serve(

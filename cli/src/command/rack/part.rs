@@ -10,6 +10,7 @@ use bluebridge_memserver::kept::{Listed, Reader};
 use bluebridge_rack::daemon::{FRESH, Part, READY_DEADLINE};
 use bluebridge_rack::process::Stopped;
 use bluebridge_rack::state::StateRoot;
+use bluebridge_rack::status::Loss;
 use bluebridge_rack::{Cancel, GRACE, Rack};
 use clap::Args;
 use serde_json::json;
@@ -223,6 +224,13 @@ fn find_memory(file: &Path, server: Option<u32>, restart: &str) -> Result<(), No
             Err(NotFound { may_be_ending: process.is_none(), ..not_found(cause, back) })
         }
     }
+}
+
+/// What `restart --keep` would say, for `rack status`.
+pub(super) fn look_into_file(file: &Path, server: Option<u32>, restart: &str) -> Option<Loss> {
+    let found = find_memory(file, server, restart).err().filter(|it| !it.may_be_ending)?;
+    let words = format!("{}; {}", found.cause, found.remedy);
+    Some(Loss { words, is_recoverable: found.is_recoverable })
 }
 
 pub(super) fn kill(options: &Kill, global: Global) -> anyhow::Result<Exit> {

@@ -755,6 +755,16 @@ fn a_server_whose_file_the_next_one_would_refuse_is_not_stopped() {
         assert_eq!(kept["is_recoverable"], !is_kept, "{kept}");
         assert!(!shown.contains("ends with the process"), "{shown}");
     };
+    let set_length = |bytes: usize| {
+        let file = std::fs::File::options().write(true).open(path).expect("it is ours");
+        file.set_len(u64::try_from(bytes).expect("small")).expect("there is room");
+    };
+    set_length(image.len() + 4096);
+    let report = status_of(&rack);
+    let problem = report["problems"][0].as_str().expect("a sentence");
+    assert!(problem.contains("it has another length than it says"), "{report}");
+    set_length(image.len());
+    kept(true, "");
     std::fs::rename(path, &aside).expect("it is ours");
     kept(false, "is gone; put it back in its place, or `bluebridge rack restart s1");
     refused("there is no file ");

@@ -56,7 +56,8 @@ pub(super) mod run {
             a_newer_version_restarts_its_page, pages_are_refused_one_by_one, credit_and_window_hold_operations_back,
             the_first_piece_measures_the_round_trip;
         refusals: busy_is_retried_at_the_home, a_lease_that_lasts_ends_in_busy, overload_is_waited_out, a_refusal_is_reported,
-            a_redirect_is_referred_back_to_the_home, a_failure_at_the_deadline_reports_what_is_known, only_the_oldest_request_is_repeated_often, a_cancelled_operation_leaves_nothing_behind,
+            a_redirect_is_referred_back_to_the_home, a_failure_at_the_deadline_reports_what_is_known, only_the_oldest_request_is_repeated_often,
+            a_slow_network_is_measured_by_the_responses_to_first_attempts, a_cancelled_operation_leaves_nothing_behind,
             the_carrier_refuses, invalid_replies_end_in_a_violation, a_short_buffer_is_the_callers_fault;
         sessions: a_session_is_opened_first_and_once, open_is_repeated_and_backs_off, a_lost_session_is_opened_again,
             a_request_that_no_earlier_process_can_have_is_repeated,

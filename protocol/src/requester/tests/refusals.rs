@@ -1,6 +1,6 @@
 use core::time::Duration;
 
-use bluebridge_wire::{Status, Tag};
+use bluebridge_wire::{Command, Status, Tag};
 
 use super::super::{Counters, Event, Failure, Operation, Output, StartError};
 use super::bench::{Bench, HOME, OTHER, PIECE, Reply, SERVER, pointer};
@@ -213,27 +213,70 @@ pub(super) fn only_the_oldest_request_is_repeated_often() -> Counters {
     let [oldest, second, third] = repeated(&mut bench, Duration::from_secs(1));
     assert!((39..=41).contains(&oldest), "{oldest}");
     assert!((4..=5).contains(&second) && (4..=5).contains(&third), "{second} {third}");
-    // When it has its response, the next one is the oldest.
-    bench.reply(&Reply::piece(&first[0], 0, 1, &[1; 10]));
+    // When it has its response, the next one is the oldest. A response to the first attempt would say that the network
+    // is slow.
+    let again = loop {
+        let sent = bench.pass_to_sent().remove(0);
+        if sent.header.sequence == first[0].header.sequence {
+            break sent;
+        }
+    };
+    bench.reply(&Reply::piece(&again, 0, 1, &[1; 10]));
     assert_eq!(bench.completed().token, 1);
     repeated(&mut bench, Duration::from_millis(500));
     let [oldest, second, third] = repeated(&mut bench, Duration::from_secs(1));
     assert!(oldest == 0 && (39..=41).contains(&second), "{oldest} {second}");
     assert!((4..=5).contains(&third), "{third}");
     for (token, sent) in (2..).zip(&first[1..]) {
-        bench.reply(&Reply::piece(sent, 0, 1, &[1; 10]));
+        // Of these, no attempt but the last one has this number.
+        let mut reply = Reply::piece(sent, 0, 1, &[1; 10]);
+        reply.header.flags = reply.header.flags.with_attempt(15);
+        bench.reply(&reply);
         assert_eq!(bench.completed().token, token);
     }
-    // A repeated OPEN is as rare as the oldest request.
+    // So is an OPEN to a server that lost the session.
+    bench.read(0, 10, 4);
+    let request = bench.sent_one();
+    bench.reply(&Reply::to(&request, Status::NoSession));
+    let opens = |bench: &mut Bench| {
+        let (mut count, end) = (0, bench.now + Duration::from_secs(1));
+        while bench.now < end {
+            let sent = bench.pass_to_sent();
+            count += sent.iter().filter(|it| it.command == Command::Open).count();
+        }
+        count
+    };
+    opens(&mut bench);
+    let often = opens(&mut bench);
+    assert!((39..=41).contains(&often), "{often}");
+    // Of a server that has never responded, nobody knows how far it is.
     let mut bench = Bench::new();
     bench.read(0, 10, 1);
-    let end = bench.now + Duration::from_secs(1);
-    let mut opens = 0;
-    while bench.now < end {
-        opens += bench.pass_to_sent().len();
-    }
-    assert!((40..=42).contains(&opens), "{opens}");
+    opens(&mut bench);
+    let rarely = opens(&mut bench);
+    assert!((4..=5).contains(&rarely), "{rarely}");
     bench.pass_to_end();
+    bench.end()
+}
+
+pub(super) fn a_slow_network_is_measured_by_the_responses_to_first_attempts() -> Counters {
+    let mut bench = Bench::open();
+    let slow = Duration::from_millis(100);
+    let mut repeats = Vec::new();
+    for token in 1..=8 {
+        bench.read(0, 10, token);
+        let first = bench.sent_one();
+        let (mut count, arrival) = (0, bench.now + slow);
+        while bench.requester.poll_timeout().is_some_and(|timer| timer < arrival) {
+            count += bench.pass_to_sent().len();
+        }
+        bench.now = arrival;
+        bench.reply(&Reply::piece(&first, 0, 1, &[1; 10]));
+        assert_eq!(bench.completed().token, token);
+        repeats.push(count);
+    }
+    assert!(repeats[0] > 4, "{repeats:?}");
+    assert_eq!(repeats[7], 0, "{repeats:?}");
     bench.end()
 }
 
