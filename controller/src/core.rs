@@ -36,6 +36,7 @@ pub use drain::DrainStep;
 pub use event::{MemberChange, MemberEvent};
 pub(crate) use join::check_names;
 pub use join::{Assigned, Attachment, Join, JoinError, Previous};
+pub use moved::MovedUse;
 pub use operator::{Incarnations, Named, OperatorError};
 use rebalance::Rebalancing;
 pub(crate) use rebalance::directory_counters;

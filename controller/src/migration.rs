@@ -157,7 +157,8 @@ pub(crate) enum Moves<'a> {
     All(&'a [MigrationRecord]),
     /// Those of lines that takers have.
     Kept,
-    /// Those that are over.
+    /// Those that are over, without ranges that move on: a part of these may be at their takers, which have no entries
+    /// then, and no entry may lead to a server that had pages before.
     Settled,
 }
 
@@ -325,14 +326,15 @@ impl Migrations {
         };
         let open = self.open().map(|of| &of.record).filter(|of| match moves {
             Moves::All(_) => of.stage < Stage::Settled,
-            Moves::Kept => of.stage < Stage::Settled && !of.kept.is_empty(),
-            Moves::Settled => false,
+            Moves::Kept | Moves::Settled => of.stage < Stage::Settled && !of.kept.is_empty(),
         });
         for record in open.chain(planned) {
             let (home, at) = (record.home, record.taker);
             let (_, rows) = places.entry(home).or_insert_with(|| (record.space, Cow::default()));
             let rows = rows.to_mut();
-            if matches!(moves, Moves::All(_)) {
+            if matches!(moves, Moves::Settled) {
+                rows.remove(&record.pages);
+            } else if matches!(moves, Moves::All(_)) {
                 // Those that moved before keep their generations; of the others only the first is known.
                 let first = GenerationRange { first: home.generation, last: home.generation };
                 let parts = rows.within(&record.pages).map(|(part, it)| (part, it.generations));

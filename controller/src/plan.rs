@@ -4,13 +4,15 @@
 //! A switch may reorder the updates of a batch, so order exists only between stages: a stage is
 //! acknowledged before the next begins. First come objects that others refer to (MAC addresses of ports,
 //! then groups), then routes to nodes, then permissions to send, then entries with several destinations; deletions
-//! have the opposite order. A changed entry is modified in place, so that no packet misses it.
+//! have the opposite order. A changed entry is modified in place, so that no packet misses it. Only entries for pages that
+//! moved may go before others come, if there is no room for both: they are hints.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use bluebridge_p4::pipeline::{Key, SwitchPort};
 use bluebridge_p4::words::PortNames;
+use bluebridge_wire::address::NODE_PREFIX_LEN;
 
 use crate::core::{Body, Tables, compared, entry_words, ports_words};
 
@@ -113,6 +115,20 @@ impl Plan {
     /// ([`crate::redirect::Redirects`]).
     #[must_use]
     pub fn new(desired: &Tables, actual: &Tables) -> Self {
+        Self::within(desired, actual, usize::MAX)
+    }
+
+    /// As [`Self::new`], for a switch whose `directory` has so many places. If old and new entries do not fit together,
+    /// the old ones of pages go first: without them the home leads clients to pages that moved.
+    #[must_use]
+    pub fn within(desired: &Tables, actual: &Tables, directory_size: usize) -> Self {
+        let all = actual
+            .entries
+            .keys()
+            .chain(desired.entries.keys().filter(|key| !actual.entries.contains_key(key)));
+        let lacks_room =
+            all.filter(|key| matches!(key, Key::Directory { .. })).count() > directory_size;
+        let mut room = Vec::new();
         let mut stages = vec![Vec::new(); 2 * STAGES];
         for (key, body) in compared(desired) {
             let object = || Object::Entry(*key, body.clone());
@@ -137,7 +153,11 @@ impl Plan {
         let foreign = compared(actual).filter(|(key, _)| !desired.entries.contains_key(key));
         for (key, body) in foreign {
             let update = TableUpdate::Delete(Object::Entry(*key, body.clone()));
-            stages[last_call(stage(key))].push(update);
+            if lacks_room && is_of_pages(key) {
+                room.push(update);
+            } else {
+                stages[last_call(stage(key))].push(update);
+            }
         }
         let foreign = actual.groups.iter().filter(|(id, _)| !desired.groups.contains_key(id));
         for (group, ports) in foreign {
@@ -145,6 +165,7 @@ impl Plan {
             stages[last_call(GROUP_STAGE)].push(update);
         }
         plan_settings(desired, actual, &mut stages);
+        stages.insert(0, room);
         stages.retain(|stage| !stage.is_empty());
         Self { stages }
     }
@@ -179,6 +200,11 @@ fn plan_settings(desired: &Tables, actual: &Tables, stages: &mut [Vec<TableUpdat
         }
         _ => {}
     }
+}
+
+/// Whether an entry is for pages, and not for whole nodes.
+const fn is_of_pages(key: &Key) -> bool {
+    matches!(key, Key::Directory { prefix_len, .. } if *prefix_len > NODE_PREFIX_LEN)
 }
 
 /// The stage in which an entry of a table is added.

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::core::{Endpoints, GROUP_PORTS_MAX, Ports, Tables};
+use crate::core::{Endpoints, GROUP_PORTS_MAX, MovedUse, Ports, Tables};
 use crate::driver::{
     DriverError, Installed, Pipeline, SwitchConnector, SwitchDriver, SwitchEvent, UpdateError,
 };
@@ -62,6 +62,10 @@ pub struct Desired {
     pub endpoints: Arc<Endpoints>,
     /// The ports for which it was computed. Nothing is written to a switch with other ports.
     pub ports: Ports,
+    /// The places of `directory`.
+    pub directory_size: usize,
+    /// How many of them pages that moved need.
+    pub moved: MovedUse,
 }
 
 /// The state of the connection to the switch.
@@ -381,7 +385,8 @@ impl<C: SwitchConnector> Reconciler<C> {
                 }
                 continue;
             }
-            let plan = Plan::new(&desired.tables, &self.view.borrow().installed.tables);
+            let size = desired.directory_size;
+            let plan = Plan::within(&desired.tables, &self.view.borrow().installed.tables, size);
             if self.carry_out(driver, &plan).await? {
                 self.view.send_modify(|view| {
                     view.state = SwitchState::InSync;

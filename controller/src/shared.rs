@@ -8,7 +8,7 @@ use bluebridge_wire::NodeId;
 use futures::future::select_all;
 use tokio::sync::{Mutex, broadcast, watch};
 
-use crate::core::{Change, Core, CoreConfig, Place, Ports, Stored, SwitchId};
+use crate::core::{Change, Core, CoreConfig, MovedUse, Place, Ports, Stored, SwitchId};
 use crate::reconcile::{Desired, SwitchState, SwitchView};
 use crate::store::{ElectionId, Store, StoreError};
 
@@ -306,14 +306,36 @@ fn ports_of(switches: &[SwitchEnds]) -> impl Iterator<Item = (SwitchId, Ports)> 
     (0..).map(SwitchId).zip(switches.iter().map(|switch| switch.view.borrow().ports.clone()))
 }
 
+/// Logs that pages that moved have no entries for lack of room, and that all have again.
+fn log_use(switch: &str, before: MovedUse, now: MovedUse) {
+    let MovedUse { needed, there, budget } = now;
+    match (before.is_complete(), now.is_complete()) {
+        (true, false) => tracing::warn!(
+            switch,
+            needed,
+            there,
+            budget,
+            "too few directory entries for all pages that moved; their homes lead clients to the others"
+        ),
+        (false, true) => {
+            tracing::info!(switch, there, "all pages that moved have directory entries again");
+        }
+        _ => {}
+    }
+}
+
 fn publish(core: &mut Core, switches: &[SwitchEnds]) {
     if !core.take_dirty() {
         return;
     }
     for (switch, ends) in (0..).map(SwitchId).zip(switches) {
-        let (tables, endpoints) = (core.desired(switch), core.endpoints(switch));
+        let ((tables, moved), endpoints) = (core.desired_with_use(switch), core.endpoints(switch));
         let ports = core.ports(switch);
+        let name = core.config().topology.name(switch);
         ends.desired.send_if_modified(|desired| {
+            log_use(name, desired.moved, moved);
+            desired.moved = moved;
+            desired.directory_size = core.config().directory_size;
             let changed = *desired.tables != tables
                 || *desired.endpoints != endpoints
                 || desired.ports != *ports;

@@ -42,6 +42,12 @@ pub struct SwitchReport {
     pub differing_check_count: u64,
     /// What the last of them found.
     pub last_difference: Option<String>,
+    /// The fewest entries of `directory` for all pages that moved.
+    pub moved_needed_count: u64,
+    /// Those that it gets. Without an entry, a home leads clients to its pages.
+    pub moved_entry_count: u64,
+    /// The most that it may get.
+    pub moved_entry_budget: u64,
     /// Connections since the controller started.
     pub connect_count: u64,
     /// Its ports, if it lists them.
@@ -268,6 +274,9 @@ impl SwitchReport {
             repaired_count: switch.repaired_count,
             differing_check_count: switch.differing_check_count,
             last_difference: some(&switch.last_difference),
+            moved_needed_count: switch.moved_needed_count,
+            moved_entry_count: switch.moved_entry_count,
+            moved_entry_budget: switch.moved_entry_budget,
             connect_count: switch.connect_count,
             ports: switch
                 .ports
@@ -315,7 +324,7 @@ impl SwitchReport {
         ))
     }
 
-    /// Its state, in two to four lines.
+    /// Its state, in two to five lines.
     pub fn summary(&self) -> String {
         let Self { state, desired_entry_count, installed_entry_count, repaired_count, .. } = self;
         let name = if self.name.is_empty() { String::new() } else { format!(" {}", self.name) };
@@ -329,9 +338,18 @@ impl SwitchReport {
             let count = times(self.differing_check_count);
             format!("\ntables{name} differed {count} from what was written, the last time: {last}")
         });
+        let (needed, there) = (self.moved_needed_count, self.moved_entry_count);
+        let budget = self.moved_entry_budget;
+        let moved = (needed > budget).then(|| {
+            format!(
+                "\ndirectory{name}: pages that moved need {needed} entries, and {there} of at most {budget} are there; \
+                 homes lead clients to the other pages"
+            )
+        });
+        let moved = moved.unwrap_or_default();
         format!(
             "switch{name} {state}: {desired_entry_count} entries desired, {installed_entry_count} installed, \
-             {repaired_count} repaired, connected {}{differences}{ports}\n{}",
+             {repaired_count} repaired, connected {}{differences}{moved}{ports}\n{}",
             times(self.connect_count),
             self.leases
         )
@@ -506,6 +524,9 @@ mod tests {
             last_port_change: "eth3 has the port 4, not 3 any more".to_owned(),
             differing_check_count: 7,
             last_difference: "directory fdbb:1:2::/48 is missing".to_owned(),
+            moved_needed_count: 513,
+            moved_entry_count: 500,
+            moved_entry_budget: 512,
             ..proto::SwitchStatus::default()
         };
         let status = |switch| proto::StatusResponse {
@@ -529,7 +550,11 @@ mod tests {
         assert!(report.summary().contains(line), "{}", report.summary());
         let line = "tables differed 7 times from what was written, the last time: directory fdbb:1:2::/48 is missing";
         assert!(report.summary().contains(line), "{}", report.summary());
-        let unlisted = proto::SwitchStatus { ports: Vec::new(), ..switch };
+        let line = "directory: pages that moved need 513 entries, and 500 of at most 512 are there; homes lead";
+        assert!(report.summary().contains(line), "{}", report.summary());
+        let unlisted = proto::SwitchStatus { ports: Vec::new(), moved_needed_count: 512, ..switch };
+        let report = ControllerReport::of(&status(unlisted.clone()));
+        assert!(!report.summary().contains("directory:"), "{}", report.summary());
         assert_eq!(ControllerReport::of(&status(unlisted)).faults(), Vec::<String>::new());
     }
 

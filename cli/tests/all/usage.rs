@@ -69,6 +69,11 @@ fn what_cannot_be_is_wrong_usage() {
         (vec!["rack", "restart", "c1"], "is not a daemon"),
         (vec!["rack", "restart", "s1", "--deadline", "5s"], "no rack is up"),
         (vec!["rack", "restart", "s1", "--deadline", "5m"], "is not a time from 1ms to 3600s"),
+        (
+            vec!["rebalance", "on", "--window", "500ms"],
+            "is not a time from 1s to 3600s, such as 30s",
+        ),
+        (vec!["rebalance", "--rack", "none", "off"], "there is no rack none"),
         (vec!["rack", "kill", "s1"], "no rack is up; `bluebridge rack up` builds one"),
         (vec!["rack", "kill", "s1", "--rack", "one"], "there is no rack one"),
         (vec!["switch", "tables"], "or set the address of the switch's agent with --agent"),

@@ -11,6 +11,7 @@ use bluebridge_p4::pipeline::{Action, Forward, Key, SwitchPort, WeightedForward}
 use bluebridge_wire::address::NODE_PREFIX_LEN;
 use bluebridge_wire::{NodeId, Space};
 
+use super::moved::MovedUse;
 use super::tables::{Body, Tables};
 use super::topology::BLOCK_NODES;
 use super::{
@@ -49,13 +50,19 @@ impl Core {
     /// The desired tables of a switch for the present state.
     #[must_use]
     pub fn desired(&self, switch: SwitchId) -> Tables {
+        self.desired_with_use(switch).0
+    }
+
+    /// As [`Self::desired`], with how much of `directory` pages that moved need.
+    #[must_use]
+    pub fn desired_with_use(&self, switch: SwitchId) -> (Tables, MovedUse) {
         let mut tables = Tables::default();
         for node in self.nodes.values() {
             if let Some(route) = self.route(switch, node) {
                 self.add_node(&mut tables, node, route);
             }
         }
-        self.add_moved(&mut tables, switch);
+        let moved = self.add_moved(&mut tables, switch);
         self.add_counting(&mut tables, switch);
         for space in self.spaces.keys() {
             self.add_anycast(&mut tables, switch, Space(*space));
@@ -73,7 +80,7 @@ impl Core {
             tables.entries.insert(rule.key(), Body::new(Action::CopyToController));
             tables.notify_session = true;
         }
-        tables
+        (tables, moved)
     }
 
     /// The endpoints that a switch should have entries for.

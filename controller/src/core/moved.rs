@@ -54,6 +54,25 @@ fn key(prefix: Ipv6Net) -> Key {
     }
 }
 
+/// The entries of a switch for pages that moved.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct MovedUse {
+    /// The fewest entries for all pages that moved.
+    pub needed: usize,
+    /// The entries that the switch gets. If they are not all, the home leads clients to the other pages.
+    pub there: usize,
+    /// The most entries that it may get.
+    pub budget: usize,
+}
+
+impl MovedUse {
+    /// Whether all pages that moved have entries.
+    #[must_use]
+    pub const fn is_complete(&self) -> bool {
+        self.needed <= self.budget
+    }
+}
+
 impl Core {
     /// Plans and records what an operator wants to move, in one change.
     ///
@@ -97,10 +116,13 @@ impl Core {
         size - ENDPOINTS_MAX.min(size / 2)
     }
 
-    /// Adds the entries for pages that moved.
-    pub(super) fn add_moved(&self, tables: &mut Tables, switch: SwitchId) {
-        let budget = self.moved_budget();
+    /// Adds the entries for pages that moved, after those of endpoints.
+    pub(super) fn add_moved(&self, tables: &mut Tables, switch: SwitchId) -> MovedUse {
+        let there =
+            tables.entries.keys().filter(|key| matches!(key, Key::Directory { .. })).count();
+        let budget = self.moved_budget().min(self.config.directory_size.saturating_sub(there));
         let mut entries = self.moved(switch, Moves::Kept);
+        let needed = entries.len();
         // Lines of a range arrive one by one, and then there are more prefixes than in the end.
         if entries.len() > budget {
             entries = self.moved(switch, Moves::Settled);
@@ -108,9 +130,11 @@ impl Core {
         // A range may have stayed in pieces. The largest blocks count most.
         entries.sort_by_key(|(prefix, _)| (prefix.prefix_len(), *prefix));
         entries.truncate(budget);
+        let there = entries.len();
         for (prefix, forward) in entries {
             tables.entries.insert(key(prefix), Body::new(Action::Forward(forward)));
         }
+        MovedUse { needed, there, budget }
     }
 
     /// The prefixes of pages that moved, and where a switch forwards to.

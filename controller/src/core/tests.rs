@@ -5,6 +5,7 @@ use bluebridge_p4::pipeline::{Action, Forward, MacAddr, WeightedForward};
 use super::*;
 use crate::migration::rebalance::RebalanceRecord;
 
+mod budget;
 mod drain;
 mod identity;
 mod members;

@@ -45,6 +45,11 @@ impl Disk {
     }
 }
 
+/// The record of a migration, without what is shown of it.
+pub(crate) fn record_of(core: &Migrations, id: u64) -> &MigrationRecord {
+    &core.all[&id].record
+}
+
 /// Everything that the servers of a migration report until it is closed, if their connections have the numbers of their
 /// nodes.
 pub(crate) fn finish(core: &mut Migrations, id: u64, kept: &[ServedRow]) {

@@ -94,6 +94,37 @@ fn redirects_are_left_to_their_own_way() {
     assert_eq!((there.difference_count(&Tables::default()), there.redirect_count()), (0, 1));
 }
 
+#[test]
+fn old_entries_of_pages_go_first_if_there_is_no_room_for_new_ones() {
+    const SIZE: usize = 512;
+    let tables = |nodes: std::ops::Range<u16>, pages: std::ops::Range<u16>| {
+        let mut tables = rack(&nodes.map(|node| (node, node)).collect(), 1, false);
+        for page in pages {
+            let key = Key::Directory { prefix: 1 << 64 | u128::from(page) << 15, prefix_len: 97 };
+            tables.entries.insert(key, Body::new(Action::Forward(forward(1))));
+        }
+        tables
+    };
+    let count = |tables: &Tables| {
+        tables.entries.keys().filter(|key| matches!(key, Key::Directory { .. })).count()
+    };
+    for (pages, goes_first) in [(300..600, true), (300..512, false), (1..301, false)] {
+        let mut now = tables(1..200, 0..300);
+        let desired = tables(100..200, pages.clone());
+        let plan = Plan::within(&desired, &now, SIZE + 199);
+        let first = &plan.stages()[0][0];
+        let is_of_pages =
+            matches!(first, TableUpdate::Delete(Object::Entry(key, _)) if is_of_pages(key));
+        assert_eq!(is_of_pages, goes_first, "{pages:?}: {first}");
+        for update in plan.stages().iter().flatten() {
+            update.apply_to(&mut now);
+            assert!(count(&now) <= SIZE + 199, "{pages:?}: {update}");
+            check(&now);
+        }
+        assert_eq!(now, desired);
+    }
+}
+
 proptest! {
     #[test]
     fn every_order_within_the_stages_is_safe_and_ends_right(

@@ -179,6 +179,9 @@ pub(super) fn switch(
         last_port_change: view.port_change.clone().unwrap_or_default(),
         differing_check_count: view.counts.differing_readings,
         last_difference: view.difference.clone().unwrap_or_default(),
+        moved_needed_count: count(desired.moved.needed),
+        moved_entry_count: count(desired.moved.there),
+        moved_entry_budget: count(desired.moved.budget),
     }
 }
 

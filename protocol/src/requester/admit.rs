@@ -42,7 +42,7 @@ impl Requester {
                 return;
             }
             self.ops.unlink(&mut self.peers[peer].waiting, index);
-            self.assign(peer, index);
+            self.assign(now, peer, index);
         }
     }
 
@@ -78,8 +78,12 @@ impl Requester {
         session && all && peer.has_window()
     }
 
-    fn assign(&mut self, peer: u16, index: u16) {
+    fn assign(&mut self, now: Timestamp, peer: u16, index: u16) {
         let sequence = self.peers[peer].number(index);
+        let server = self.peers[peer].server.node;
+        let elsewhere = self.ops[index].pointer().filter(|pointer| pointer.node != server);
+        self.ops[index].route.avoids_pointer =
+            elsewhere.is_some_and(|pointer| self.moved.avoids_pointer(now, pointer));
         let op = &mut self.ops[index];
         op.begin_request(sequence);
         let cost = u32::from(op.request.cost);

@@ -7,6 +7,7 @@ use bluebridge_wire::{Datagram, Flags, Header, LeaseEnd, NodeId, Status};
 use super::{
     Buffers, Event, Failure, Lease, NONE, Operation, Output, Place, Queue, Requester,
     op::{Holder, Op},
+    progress::ASTRAY_TIME,
     transmit::ATTEMPT_MAX,
 };
 use crate::Timestamp;
@@ -90,12 +91,21 @@ impl Requester {
             }
             // Other nodes execute nothing, so their OK is no sign that the request went astray.
             Status::Ok => self.counters.count(Event::ReplyUntrusted),
-            _ if may_be_astray => {
-                self.counters.count(Event::AstrayReturn);
-                self.send_again(index);
-            }
+            _ if may_be_astray => self.return_astray(now, index),
             _ => self.counters.count(Event::ReplyUntrusted),
         }
+    }
+
+    /// A first try arrived where the session is not known: it is sent again once, to the server's endpoint address.
+    pub(super) fn return_astray(&mut self, now: Timestamp, index: u16) {
+        let op = &self.ops[index];
+        if op.link.place != Place::Flight || op.request.attempt > 0 || self.is_at_endpoint(op) {
+            self.counters.count(Event::ReplyStale);
+            return;
+        }
+        self.avoid_pointer(index, now + ASTRAY_TIME);
+        self.counters.count(Event::AstrayReturn);
+        self.send_again(index);
     }
 
     fn wait_at_owner(&mut self, now: Timestamp, index: u16, reply: &Datagram<'_>) {

@@ -336,6 +336,7 @@ impl Requester {
             route: Route {
                 peer,
                 home: false,
+                avoids_pointer: false,
                 hops: 0,
                 pauses: 0,
                 moved_node: 0,

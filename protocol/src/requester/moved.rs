@@ -1,5 +1,5 @@
-//! Where moved blocks are served now, as MOVED replies said: a bounded cache that may lose any
-//! entry.
+//! Where moved blocks are served now, as MOVED replies said, and whether the pointer leads there: a bounded cache that
+//! may lose any entry.
 
 #![allow(clippy::cast_possible_truncation, reason = "sizes are below 16, and places are masked")]
 
@@ -7,6 +7,8 @@ use bluebridge_wire::{
     NodeId, Pointer,
     address::{LINE_BYTES, LINE_PAGES},
 };
+
+use crate::Timestamp;
 
 /// Sizes of a block: 1, 2, 4 ... 32,768 lines.
 const SIZES: usize = 16;
@@ -16,6 +18,8 @@ const SIZES: usize = 16;
 struct Entry {
     /// Home node and first line, 0 in an empty entry.
     key: u64,
+    /// Until then requests do not go to the pointer: no entry of a switch led from there to the node.
+    avoids_pointer_until: Timestamp,
     node: u16,
     size: Size,
 }
@@ -43,21 +47,48 @@ impl MovedTable {
     /// The node that serves the pointer's line, if it is known to have moved. Of several blocks around
     /// it the smallest counts: it left the larger one later.
     pub(super) fn find(&self, pointer: Pointer) -> Option<NodeId> {
+        let entry = self.entries.get(self.smallest(pointer)?)?;
+        Some(NodeId(entry.node))
+    }
+
+    /// Whether requests for the pointer's line go to the endpoint address of the node that serves it.
+    pub(super) fn avoids_pointer(&self, now: Timestamp, pointer: Pointer) -> bool {
+        let entry = self.smallest(pointer).and_then(|place| self.entries.get(place));
+        // What is not known any more was replaced by what is used more.
+        entry.is_none_or(|entry| now < entry.avoids_pointer_until)
+    }
+
+    /// Notes that the pointer did not lead to the node that serves the line.
+    pub(super) fn avoid_pointer(&mut self, pointer: Pointer, node: NodeId, until: Timestamp) {
+        let entry = self.smallest(pointer).and_then(|place| self.entries.get_mut(place));
+        if let Some(entry) = entry.filter(|entry| entry.node == node.0) {
+            entry.avoids_pointer_until = entry.avoids_pointer_until.max(until);
+        }
+    }
+
+    /// The place of the smallest block around a pointer.
+    fn smallest(&self, pointer: Pointer) -> Option<usize> {
         let mut sizes = self.sizes;
         while sizes != 0 {
             let size = lowest_bit(sizes);
             sizes &= sizes - 1;
-            let found = self.place_of(pointer, size).and_then(|place| self.entries.get(place));
-            if let Some(entry) = found {
-                return Some(NodeId(entry.node));
+            let found = self.place_of(pointer, size);
+            if found.is_some() {
+                return found;
             }
         }
         None
     }
 
     /// Remembers that `node` serves the line, and the aligned block of so many pages around it. If that
-    /// is no block's size, only the line counts.
-    pub(super) fn remember(&mut self, pointer: Pointer, block_pages: u32, node: NodeId) {
+    /// is no block's size, only the line counts. Requests go to the pointer again after a time.
+    pub(super) fn remember(
+        &mut self,
+        pointer: Pointer,
+        block_pages: u32,
+        node: NodeId,
+        avoids_pointer_until: Timestamp,
+    ) {
         let lines = block_pages / LINE_PAGES as u32;
         let is_size = lines.is_power_of_two() && lines.ilog2() < SIZES as u32;
         let size = if is_size { lines.trailing_zeros() as Size } else { 0 };
@@ -65,7 +96,7 @@ impl MovedTable {
         for smaller in 0..size {
             self.remove(pointer, smaller);
         }
-        let new = Entry { key: key(pointer, size), node: node.0, size };
+        let new = Entry { key: key(pointer, size), avoids_pointer_until, node: node.0, size };
         let place = self.place(new.key, size);
         if let Some(entry) = self.entries.get_mut(place) {
             let replaced = core::mem::replace(entry, new);
@@ -132,6 +163,7 @@ mod tests {
     use super::*;
 
     const LINE: u32 = LINE_PAGES as u32;
+    const NOW: Timestamp = Timestamp::from_nanos(5);
 
     fn pointer(node: u16, offset: u64) -> Pointer {
         let generation = ArenaGeneration::new(3).expect("small");
@@ -147,11 +179,11 @@ mod tests {
     fn a_line_is_found_until_it_is_removed_or_overwritten() {
         let mut table = MovedTable::new(1);
         assert_eq!(table.find(pointer(1, 0)), None);
-        table.remember(pointer(1, 0x8000), 0, NodeId(7));
+        table.remember(pointer(1, 0x8000), 0, NodeId(7), NOW);
         assert_eq!(table.find(pointer(1, 0xffff)), Some(NodeId(7)));
         assert_eq!(table.find(pointer(1, 0x7fff)), None);
         assert_eq!(table.find(pointer(2, 0x8000)), None);
-        table.remember(pointer(2, 0x8000), LINE, NodeId(8));
+        table.remember(pointer(2, 0x8000), LINE, NodeId(8), NOW);
         assert_eq!(table.find(pointer(1, 0x8000)), None);
         table.forget(pointer(1, 0x8000));
         assert_eq!(table.find(pointer(2, 0x8000)), Some(NodeId(8)));
@@ -162,7 +194,7 @@ mod tests {
     #[test]
     fn one_entry_is_enough_for_a_block() {
         let mut table = MovedTable::new(256);
-        table.remember(line(1025), 1 << 18, NodeId(7));
+        table.remember(line(1025), 1 << 18, NodeId(7), NOW);
         for number in [0, 1024, (1 << 15) - 1] {
             assert_eq!(table.find(line(number)), Some(NodeId(7)));
         }
@@ -175,15 +207,15 @@ mod tests {
     #[test]
     fn the_smallest_block_counts_until_a_larger_one_is_newer() {
         let mut table = MovedTable::new(256);
-        table.remember(line(5), 16 * LINE, NodeId(7));
-        table.remember(line(5), LINE, NodeId(8));
-        table.remember(line(6), 2 * LINE, NodeId(9));
+        table.remember(line(5), 16 * LINE, NodeId(7), NOW);
+        table.remember(line(5), LINE, NodeId(8), NOW);
+        table.remember(line(6), 2 * LINE, NodeId(9), NOW);
         let nodes =
             |table: &MovedTable| [4, 5, 6, 7].map(|number| table.find(line(number)).unwrap().0);
         assert_eq!(nodes(&table), [7, 8, 9, 9]);
-        table.remember(line(4), 4 * LINE, NodeId(10));
+        table.remember(line(4), 4 * LINE, NodeId(10), NOW);
         assert_eq!(nodes(&table), [10, 8, 9, 9], "of other lines nothing newer is known");
-        table.remember(line(5), 4 * LINE, NodeId(11));
+        table.remember(line(5), 4 * LINE, NodeId(11), NOW);
         assert_eq!(nodes(&table), [11, 11, 9, 9]);
         table.forget(line(6));
         assert_eq!([4, 5, 6, 7].map(|number| table.find(line(number))), [None; 4]);
@@ -191,10 +223,29 @@ mod tests {
     }
 
     #[test]
+    fn the_pointer_is_avoided_for_a_time() {
+        let mut table = MovedTable::new(256);
+        let at = Timestamp::from_nanos;
+        let avoids = |table: &MovedTable, now| {
+            [4, 5].map(|number| table.avoids_pointer(at(now), line(number)))
+        };
+        assert_eq!(avoids(&table, 0), [true, true], "it is not known who serves the lines");
+        table.remember(line(5), 16 * LINE, NodeId(7), at(10));
+        assert_eq!((avoids(&table, 9), avoids(&table, 10)), ([true, true], [false, false]));
+        table.remember(line(5), LINE, NodeId(8), at(0));
+        assert_eq!(avoids(&table, 9), [true, false], "the smallest block counts");
+        table.avoid_pointer(line(5), NodeId(8), at(20));
+        table.avoid_pointer(line(5), NodeId(8), at(15));
+        table.avoid_pointer(line(4), NodeId(8), at(30));
+        assert_eq!(avoids(&table, 19), [false, true], "another node has line 4 by now");
+        assert_eq!(avoids(&table, 20), [false, false]);
+    }
+
+    #[test]
     fn what_is_no_size_of_a_block_is_a_line() {
         for pages in [0, 1, 7, 3 * LINE, 1 << 19, u32::MAX] {
             let mut table = MovedTable::new(4);
-            table.remember(line(0), pages, NodeId(7));
+            table.remember(line(0), pages, NodeId(7), NOW);
             assert_eq!(table.find(line(0)), Some(NodeId(7)), "{pages}");
             assert_eq!(table.find(line(1)), None, "{pages}");
         }

@@ -105,6 +105,8 @@ pub(super) struct Route {
     pub(super) peer: u16,
     /// The request bypasses redirects.
     pub(super) home: bool,
+    /// The current request, of memory of another node than the server, does not go to the pointer.
+    pub(super) avoids_pointer: bool,
     /// Nodes that were contacted because of another node's reply.
     pub(super) hops: u8,
     /// Back-offs in a row.

@@ -14,6 +14,13 @@ use crate::Timestamp;
 /// The most moves of a range that one operation follows.
 pub(super) const HOPS_MAX: u8 = 4;
 
+/// How long requests for moved memory do not go to a pointer that led to another node than their server. Then one finds
+/// out whether a switch has an entry by now.
+pub(super) const ASTRAY_TIME: Duration = Duration::from_secs(1);
+
+/// The same of a pointer from which no response came: to find that out costs more.
+pub(super) const SILENT_TIME: Duration = Duration::from_secs(10);
+
 impl Requester {
     /// Records the details of a refusal besides its status.
     pub(super) fn note_refusal(
@@ -142,7 +149,11 @@ impl Requester {
             return;
         };
         self.counters.count(Event::MovedFollow);
-        self.moved.remember(pointer, moved_block_pages, node);
+        // The answer to a first try: the pointer leads to who sent it, and not yet to the node.
+        let op = &self.ops[index];
+        let leads_elsewhere = op.request.attempt == 0 && !self.is_at_endpoint(op);
+        let avoids_until = if leads_elsewhere { now + ASTRAY_TIME } else { now };
+        self.moved.remember(pointer, moved_block_pages, node, avoids_until);
         self.hop(now, index, Some(node));
     }
 

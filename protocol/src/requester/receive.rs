@@ -62,6 +62,15 @@ impl Requester {
             self.handle_redirected(now, index, status, reply, buffers);
             return;
         }
+        // Said by a server that has nothing of the pointer's node any more, before it looks at the session: an earlier
+        // copy may have been executed. What it says at its endpoint address is final.
+        if status == Status::WrongNode
+            && reply.header.flags.attempt() == 0
+            && self.was_at_pointer_of_other(&self.ops[index])
+        {
+            self.return_astray(now, index);
+            return;
+        }
         // A restarted server reports the lost session under its new incarnation.
         if reply.header.incarnation != entry.incarnation && status != Status::NoSession {
             self.counters.count(Event::ReplyUntrusted);

@@ -2,7 +2,7 @@
 
 use bluebridge_wire::Status;
 
-use super::{Event, Failure, Place, Queue, Requester, Stage, State};
+use super::{Event, Failure, Place, Queue, Requester, Stage, State, progress::SILENT_TIME};
 use crate::Timestamp;
 
 impl Requester {
@@ -29,7 +29,7 @@ impl Requester {
             } else if place == Place::Pause {
                 self.wake(now, index);
             } else {
-                self.time_out(index);
+                self.time_out(now, index);
             }
         }
         self.time_out_opens(now);
@@ -62,7 +62,11 @@ impl Requester {
     }
 
     /// No reply in time: retransmits.
-    fn time_out(&mut self, index: u16) {
+    fn time_out(&mut self, now: Timestamp, index: u16) {
+        let op = &self.ops[index];
+        if op.request.attempt == 0 && op.request.queue == Queue::No {
+            self.avoid_pointer(index, now + SILENT_TIME);
+        }
         let op = &mut self.ops[index];
         let event = match op.request.queue {
             Queue::Home if op.request.expired == 0 => Event::QueueRepeat,

@@ -322,18 +322,43 @@ impl Requester {
         if self.is_at_endpoint(op) {
             return endpoint(target.space, node, target.shard(), 0);
         }
+        if peer.at_endpoint {
+            return target;
+        }
         Fields { node, ..target }
     }
 
     /// Whether the current request for memory goes to the endpoint address of the session's server,
-    /// and not to the pointer: no entry of a switch for memory can lead it to another node.
+    /// and not to the pointer: no entry of a switch for memory can lead it to another node. A first try goes to the
+    /// pointer, so that the switches count it, unless that led elsewhere lately.
     pub(super) fn is_at_endpoint(&self, op: &Op) -> bool {
         let (Some(peer), Some(pointer)) = (self.peers.at(op.route.peer), op.pointer()) else {
             return false;
         };
         // A giver serves TAKE and KEEP nowhere else, and a redirect to the lease's owner would lead back here.
         op.operation.giver().is_some()
-            || peer.at_endpoint && (op.request.attempt > 0 || pointer.node != peer.server.node)
+            || peer.at_endpoint
+                && (op.request.attempt > 0
+                    || pointer.node != peer.server.node && op.route.avoids_pointer)
+    }
+
+    /// Whether a first try went to the pointer of memory that the session's server has of another node.
+    pub(super) fn was_at_pointer_of_other(&self, op: &Op) -> bool {
+        let (Some(peer), Some(pointer)) = (self.peers.at(op.route.peer), op.pointer()) else {
+            return false;
+        };
+        let is_of_other = pointer.node != peer.server.node && op.operation.giver().is_none();
+        is_of_other && peer.at_endpoint && !op.route.avoids_pointer
+    }
+
+    /// Notes that such a pointer did not lead to the session's server.
+    pub(super) fn avoid_pointer(&mut self, index: u16, until: Timestamp) {
+        let op = &self.ops[index];
+        if let (Some(peer), Some(pointer), true) =
+            (self.peers.at(op.route.peer), op.pointer(), self.was_at_pointer_of_other(op))
+        {
+            self.moved.avoid_pointer(pointer, peer.server.node, until);
+        }
     }
 
     fn wire_length(&self, op: &Op) -> u32 {

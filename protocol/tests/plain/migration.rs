@@ -113,6 +113,10 @@ fn scenarios() -> Vec<Scenario> {
             s.faults.wipes[1] = 1;
         }),
         scenario("chain", &[&[Add(0, 0), Read(0, 0)]], |_| {}).with(chain),
+        scenario("chain, led astray", &[&[Add(0, 0)]], |s| {
+            (s.faults.losses, s.faults.copies) = (1, 1);
+        })
+        .with(chain),
         scenario("chain, the second loses its memory", &[&[Read(0, 0), Read(0, 0)]], |s| {
             s.faults.wipes[1] = 1;
         })
@@ -321,6 +325,7 @@ fn where_it_shows(mutant: Mutant) -> Option<(&'static str, &'static str)> {
         Mutant::MovedBelieved => ("led astray", is::ONCE),
         Mutant::NoSessionBelieved => ("led astray", is::UNKNOWN),
         Mutant::NextProcessBelieved => ("the giver loses its memory", is::ONCE),
+        Mutant::WrongNodeBelieved => ("chain, led astray", is::ONCE),
         Mutant::AgainToPointer => ("led astray", is::ASTRAY),
         Mutant::GenerationBelieved => ("the giver loses its memory", is::LOST),
         Mutant::ReadsUnchecked | Mutant::LostOfAnotherLife | Mutant::StagedIsBusy => return None,

@@ -1,5 +1,6 @@
 //! `bluebridge rebalance`: memory that moves by itself, away from servers that are full or too busy.
 
+use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,11 +24,39 @@ const PACE: Duration = Duration::from_secs(1);
 /// The most windows that a plan takes: each halving of what is counted takes one or two.
 const WINDOWS_MAX: u32 = 16;
 
+/// Long windows get fewer, but at least this many.
+const WINDOWS_MIN: u32 = 4;
+
+/// What a plan may take without another reason.
+const PLAN_TIME: Duration = Duration::from_secs(120);
+
+/// How long a plan is waited for at most.
+fn patience(window: Duration) -> Duration {
+    (window * WINDOWS_MAX).min(PLAN_TIME.max(window * WINDOWS_MIN))
+}
+
+/// A time over which rates are learned, on the command line.
+#[derive(Clone, Copy, Debug)]
+struct Window(Duration);
+
+impl FromStr for Window {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let time = text.parse::<Deadline>().ok().map(|time| time.0);
+        // The longest one is that of any time.
+        time.filter(|time| *time >= Duration::from_secs(1))
+            .map(Self)
+            .ok_or_else(|| format!("{text:?} is not a time from 1s to 3600s, such as 30s"))
+    }
+}
+
 /// Let memory move by itself, away from servers that are full or have most of the traffic, or show what would move.
 ///
 /// Without an action it shows the state. Only for operators of the controller.
 #[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true)]
+// The controller may be named before the action or after it.
+#[command(mut_args(|arg| arg.global(true)))]
 pub(in crate::command) struct Rebalance {
     #[command(subcommand)]
     action: Option<Action>,
@@ -51,37 +80,30 @@ enum Action {
     On {
         /// The time over which rates are learned, from 1s to 3600s
         #[arg(long, value_name = "TIME", default_value = "30s")]
-        window: Deadline,
-        #[command(flatten)]
-        way: Way,
+        window: Window,
     },
     /// Let no more memory move by itself. Migrations that are open go on
-    Off {
-        #[command(flatten)]
-        way: Way,
-    },
+    Off,
     /// Show what would move, why, and what is expected of it. Counts packets for some windows, and moves nothing
     Plan {
         /// The time over which rates are learned, from 1s to 3600s; if it is on, its own one
         #[arg(long, value_name = "TIME", default_value = "30s")]
-        window: Deadline,
-        #[command(flatten)]
-        way: Way,
+        window: Window,
     },
 }
 
-fn request(action: RebalanceAction, window: Option<Deadline>) -> RebalanceRequest {
+fn request(action: RebalanceAction, window: Option<Window>) -> RebalanceRequest {
     let window_ms = window.map_or(0, |it| u64::try_from(it.0.as_millis()).unwrap_or(u64::MAX));
     RebalanceRequest { action: action.into(), window_ms }
 }
 
 pub(in crate::command) fn run(options: &Rebalance, global: Global) -> anyhow::Result<Exit> {
     let Rebalance { action, way } = options;
-    let (way, asked) = match action {
-        None => (way, request(RebalanceAction::Unspecified, None)),
-        Some(Action::On { window, way }) => (way, request(RebalanceAction::On, Some(*window))),
-        Some(Action::Off { way }) => (way, request(RebalanceAction::Off, None)),
-        Some(Action::Plan { window, way }) => (way, request(RebalanceAction::Plan, Some(*window))),
+    let asked = match action {
+        None => request(RebalanceAction::Unspecified, None),
+        Some(Action::On { window }) => request(RebalanceAction::On, Some(*window)),
+        Some(Action::Off) => request(RebalanceAction::Off, None),
+        Some(Action::Plan { window }) => request(RebalanceAction::Plan, Some(*window)),
     };
     let Way { deadline, target } = way;
     let ask = |controller: &Contact| {
@@ -97,10 +119,24 @@ pub(in crate::command) fn run(options: &Rebalance, global: Global) -> anyhow::Re
             );
             output::text(&words)?;
         }
-        let end = Instant::now() + window * WINDOWS_MAX;
+        let patience = patience(window);
+        let end = Instant::now() + patience;
+        let mut said = String::new();
         while response.is_learning && Instant::now() < end {
+            let waits = waits_for(&response);
+            if !global.json && waits != said {
+                let left = end.saturating_duration_since(Instant::now()).as_secs();
+                output::complain(&format!("waiting, for at most {left} s: {waits}"));
+                said = waits;
+            }
             thread::sleep(PACE);
             response = rebalance(&controller, asked, deadline.0)?;
+        }
+        if !global.json && response.is_learning {
+            output::complain(&format!(
+                "the plan is not complete after {patience:?}: {}; ask again to go on, or name a shorter --window",
+                waits_for(&response)
+            ));
         }
     }
     if global.json {
@@ -109,6 +145,18 @@ pub(in crate::command) fn run(options: &Rebalance, global: Global) -> anyhow::Re
         print(&response)?;
     }
     Ok(Exit::Ok)
+}
+
+/// What is not known yet.
+fn waits_for(response: &RebalanceResponse) -> String {
+    let unknown = response.servers.iter().filter(|server| server.packets_per_second.is_none());
+    let unknown: Vec<&str> = unknown.map(|server| server.name.as_str()).collect();
+    match (unknown.is_empty(), response.entries) {
+        (false, _) => format!("packets to {} are being counted", unknown.join(", ")),
+        (true, 0) if response.servers.is_empty() => "no counters were read yet".to_owned(),
+        (true, 0) => "whether servers stay hot is being found out".to_owned(),
+        (true, _) => "hot pages are being found".to_owned(),
+    }
 }
 
 fn print(response: &RebalanceResponse) -> anyhow::Result<()> {
@@ -257,6 +305,51 @@ mod tests {
             is_hot: rate.is_some_and(|rate| rate > 500.0),
             is_full: false,
         }
+    }
+
+    #[test]
+    fn a_window_has_its_own_limits() {
+        let parse = |text: &str| text.parse::<Window>().map(|window| window.0);
+        assert_eq!(parse("1s"), Ok(Duration::from_secs(1)));
+        assert_eq!(parse("1500ms"), Ok(Duration::from_millis(1500)));
+        for bad in ["999ms", "0s", "3601s", "x", ""] {
+            let error = parse(bad).expect_err("it is no window");
+            assert_eq!(error, format!("{bad:?} is not a time from 1s to 3600s, such as 30s"));
+        }
+    }
+
+    #[test]
+    fn a_plan_is_waited_for_some_minutes_or_windows() {
+        for (window, most) in [(1, 16), (7, 112), (8, 120), (30, 120), (60, 240), (3600, 14_400)] {
+            let most = Duration::from_secs(most);
+            assert_eq!(patience(Duration::from_secs(window)), most, "{window} s");
+        }
+        let mut response = RebalanceResponse::default();
+        assert_eq!(waits_for(&response), "no counters were read yet");
+        response.servers = vec![server("s1", None), server("s2", Some(1.0)), server("s3", None)];
+        assert_eq!(waits_for(&response), "packets to s1, s3 are being counted");
+        response.servers.retain(|server| server.packets_per_second.is_some());
+        assert_eq!(waits_for(&response), "whether servers stay hot is being found out");
+        response.entries = 16;
+        assert_eq!(waits_for(&response), "hot pages are being found");
+    }
+
+    #[test]
+    fn the_controller_may_be_named_before_the_action_or_after_it() {
+        use clap::Parser;
+        #[derive(Debug, Parser)]
+        struct Line {
+            #[command(flatten)]
+            rebalance: Rebalance,
+        }
+        for words in ["--deadline 7s off", "off --deadline 7s", "plan --window 2s --deadline 7s"] {
+            let line = Line::try_parse_from(["rebalance"].into_iter().chain(words.split(' ')));
+            let line = line.unwrap_or_else(|error| panic!("{words}: {error}"));
+            assert_eq!(line.rebalance.way.deadline.0, Duration::from_secs(7), "{words}");
+            assert!(line.rebalance.action.is_some());
+        }
+        let line = Line::try_parse_from(["rebalance", "on"]).expect("it is complete");
+        assert_eq!(line.rebalance.way.deadline.0, Duration::from_secs(5));
     }
 
     #[test]

@@ -88,7 +88,8 @@ impl Rack {
         }
     }
 
-    fn report(&self, id: NodeId, order: Order) -> Report {
+    /// What a server reports when it has done what it is ordered.
+    pub(super) fn report(&self, id: NodeId, order: Order) -> Report {
         let rows = |Terms { home, pages, .. }: &Terms| {
             let Contents { generation: first, .. } = *home;
             let generations = Generations { first, last: first };

@@ -9,7 +9,7 @@ use super::*;
 use crate::core::rebalance::{block_key, key_block};
 use crate::core::{RebalanceStep, SwitchCounters};
 use crate::migration::rebalance::Block;
-use crate::migration::{MigrateError, Wanted};
+use crate::migration::{MigrateError, Stage, Wanted};
 
 const S1: NodeId = NodeId(1);
 const S2: NodeId = NodeId(2);
@@ -48,11 +48,32 @@ fn longer(tables: &Tables) -> Vec<Key> {
 struct Fabric {
     rack: Rack,
     counts: BTreeMap<Key, u64>,
+    /// After how many changes while an own move is open the controller is killed, and whether the last one is stored.
+    kill: Option<(usize, bool)>,
 }
 
 impl Fabric {
     fn new(free: &[u64]) -> Self {
-        Self { rack: Rack::new(free), counts: BTreeMap::new() }
+        Self { rack: Rack::new(free), counts: BTreeMap::new(), kill: None }
+    }
+
+    /// Stores what changed, unless the controller is killed just before.
+    fn store(&mut self) {
+        let is_moving = self.rack.core.rebalance_view(self.rack.now).open_count > 0;
+        match &mut self.kill {
+            Some((0, is_stored)) if is_moving => {
+                if *is_stored {
+                    self.rack.store();
+                }
+                self.kill = None;
+                self.rack.restart();
+            }
+            Some((left, _)) if is_moving => {
+                *left -= 1;
+                self.rack.store();
+            }
+            _ => self.rack.store(),
+        }
     }
 
     /// A second with traffic.
@@ -73,9 +94,14 @@ impl Fabric {
         let counters =
             SwitchCounters { switch: SWITCH, at: self.rack.now, entries: entries.collect() };
         let step = self.rack.core.rebalance_step(self.rack.now, &[counters], &BTreeMap::new());
-        self.rack.store();
-        for record in self.rack.members.clone() {
-            self.rack.obey(record.id());
+        self.store();
+        for id in self.rack.members.iter().map(NodeRecord::id).collect::<Vec<_>>() {
+            for order in self.rack.core.migrations().orders(id) {
+                let report = self.rack.report(id, order);
+                let (now, link) = (self.rack.now, u64::from(id.0));
+                self.rack.core.migrations_mut().handle(now, id, link, report).unwrap();
+                self.store();
+            }
         }
         step
     }
@@ -119,6 +145,46 @@ fn hot_pages_are_found_and_move_and_counting_ends() {
     fabric.rack.store();
     fabric.rack.restart();
     assert!(!fabric.rack.core.rebalances(fabric.rack.now));
+}
+
+/// At every change that an own move makes, just before it is stored and just after.
+#[test]
+fn a_controller_that_is_killed_in_the_middle_of_an_own_move_goes_on_with_it() {
+    let traffic = [(S1, 3, 5000), (S1, 200, 4000), (S1, 700, 3000), (S2, 9, 500)];
+    let mut kills = 0;
+    for is_stored in [false, true] {
+        for count in 0.. {
+            let mut fabric = Fabric::new(&[900, 900, 900]);
+            fabric.rack.core.rebalance_on(WINDOW);
+            fabric.rack.store();
+            fabric.kill = Some((count, is_stored));
+            fabric.run(&traffic, 60);
+            if fabric.kill.is_some() {
+                break;
+            }
+            kills += 1;
+            let rack = &fabric.rack;
+            let mut moved = BTreeSet::new();
+            for shown in rack.core.migrations().iter() {
+                let record = shown.record;
+                assert_eq!(record.stage, Stage::Closed, "{count}: {record:?}");
+                assert_eq!(record.end, None, "{count}");
+                assert!(record.reason.starts_with("rebalancing: "), "{count}: {record:?}");
+                // What moved stays, also after a restart that forgot when it moved.
+                for line in record.pages.clone().step_by(8) {
+                    assert!(moved.insert((record.home, line)), "{count}: {line} moved twice");
+                }
+            }
+            assert!(!moved.is_empty() && rack.core.rebalance_view(rack.now).is_on, "{count}");
+            let tables = rack.core.desired(SWITCH);
+            for page in 0..1024 {
+                let (_, forward) = lookup(&tables, address(rack, S1, page)).unwrap();
+                // Servers are at the ports of their numbers.
+                assert_eq!(forward.port.0, rack.at(S1, page).0, "{count}: page {page}");
+            }
+        }
+    }
+    assert!(kills > 20, "{kills}");
 }
 
 #[test]
@@ -180,7 +246,8 @@ fn entries_that_count_change_no_way_and_leave_room() {
 #[test]
 fn counting_leaves_room_for_all_that_may_move() {
     let config = CoreConfig { directory_size: 64, ..CoreConfig::default() };
-    let mut fabric = Fabric { rack: Rack::with(config, &[900, 900]), counts: BTreeMap::new() };
+    let rack = Rack::with(config, &[900, 900]);
+    let mut fabric = Fabric { rack, counts: BTreeMap::new(), kill: None };
     let (mut most, mut problems) = (0, BTreeSet::new());
     for _ in 0..20 {
         fabric.rack.core.rebalance_asked(fabric.rack.now, WINDOW);

@@ -6,6 +6,7 @@ use core::{net::Ipv6Addr, time::Duration};
 use bluebridge_wire::{Command, EndpointAddress, Flags, NodeId, Pointer, Status};
 use proptest::prelude::*;
 
+use super::super::progress::{ASTRAY_TIME, SILENT_TIME};
 use super::super::{Counters, Event, Operation, Output, Server};
 use super::bench::{Bench, HOME, OTHER, PIECE, Reply, SESSION, Sent, pattern, pointer};
 
@@ -61,6 +62,12 @@ fn start(bench: &mut Bench, operation: Operation, token: u64) {
 
 /// The server executes an operation and replies to one of its datagrams.
 fn execute(bench: &mut Bench, operation: Operation, sent: &Sent) {
+    execute_by(bench, operation, sent, HOME);
+}
+
+fn execute_by(bench: &mut Bench, operation: Operation, sent: &Sent, node: NodeId) {
+    let to = |status| Reply::to(sent, status).by_node(node);
+    let piece = |start, data: &[u8]| Reply::piece(sent, start, 1, data).by_node(node);
     let lease = |header: &mut bluebridge_wire::Header| {
         (header.node, header.lease_epoch, header.lease_remaining_ms) =
             (super::bench::CLIENT.0, 3, 90);
@@ -70,16 +77,16 @@ fn execute(bench: &mut Bench, operation: Operation, sent: &Sent) {
             for start in [0, 1400, 2800, 4096, 5496, 6896] {
                 let page_end = if start < 4096 { 4096 } else { 8192 };
                 let data = vec![1; (page_end - start).min(usize::from(PIECE))];
-                bench.reply(&Reply::piece(sent, start, 1, &data));
+                bench.reply(&piece(start, &data));
             }
         }
-        Operation::ReadStale { .. } => bench.reply(&Reply::piece(sent, 0, 1, &[1; 64])),
-        Operation::Update { .. } => bench.reply(&Reply::piece(sent, 0, 1, &[1; 64]).with(lease)),
-        Operation::Renew { .. } => bench.reply(&Reply::to(sent, Status::Ok).with(lease)),
+        Operation::ReadStale { .. } => bench.reply(&piece(0, &[1; 64])),
+        Operation::Update { .. } => bench.reply(&piece(0, &[1; 64]).with(lease)),
+        Operation::Renew { .. } => bench.reply(&to(Status::Ok).with(lease)),
         Operation::CompareSwap { .. } | Operation::FetchAdd { .. } => {
-            bench.reply(&Reply::to(sent, Status::Ok).with_data(&[0; 8]));
+            bench.reply(&to(Status::Ok).with_data(&[0; 8]));
         }
-        _ => bench.reply(&Reply::to(sent, Status::Ok)),
+        _ => bench.reply(&to(Status::Ok)),
     }
     assert!(bench.completed().result.is_ok(), "{operation:?}");
 }
@@ -155,6 +162,135 @@ pub(super) fn a_moved_range_is_requested_at_the_endpoint() -> Counters {
     let via = bench.sent_one();
     assert_eq!((via.attempt(), via.destination), (0, at_endpoint(&via, OTHER)));
     bench.reply(&Reply::piece(&via, 0, 1, &[1; 10]));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
+    bench.end()
+}
+
+/// A bench that knows that a line is at the other server, and does not avoid the pointer.
+fn bench_with_moved_line() -> Bench {
+    let mut bench = Bench::open_at_endpoint();
+    bench.open_session(OTHER_SERVER, SESSION + 1);
+    bench.read(0, 64, 1);
+    let first = bench.sent_one();
+    is_first_try(&first);
+    // An entry led it to the other server, and the home says the same.
+    bench.reply(&Reply::to(&first, Status::NoSession).by_node(OTHER));
+    let again = bench.sent_one();
+    assert_eq!(again.destination, at_endpoint(&again, HOME));
+    bench.reply(&Reply::to(&again, Status::Moved).with(|header| header.node = OTHER.0));
+    let first = bench.sent_one();
+    is_first_try_with_other(&first);
+    bench.reply(&Reply::piece(&first, 0, 1, &[1; 64]).by_node(OTHER));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
+    bench
+}
+
+/// To the pointer, in the session with the server that has the line.
+fn is_first_try_with_other(sent: &Sent) {
+    is_first_try(sent);
+    assert_eq!(sent.header.session, SESSION + 1);
+}
+
+fn is_at_endpoint_of_other(sent: &Sent, attempt: u8) {
+    assert_eq!((sent.attempt(), sent.destination), (attempt, at_endpoint(sent, OTHER)));
+    assert_eq!(sent.header.session, SESSION + 1);
+}
+
+pub(super) fn moved_pages_are_requested_at_the_pointer_when_it_leads_there() -> Counters {
+    let mut bench = bench_with_moved_line();
+    for (operation, count) in operations() {
+        start(&mut bench, operation, 1);
+        let first = bench.sent();
+        assert_eq!(first.len(), count);
+        first.iter().for_each(is_first_try_with_other);
+        execute_by(&mut bench, operation, first.last().expect("it was sent"), OTHER);
+    }
+    bench.end()
+}
+
+pub(super) fn a_pointer_that_leads_elsewhere_is_avoided_for_a_time() -> Counters {
+    let mut bench = bench_with_moved_line();
+    let write = |bench: &mut Bench| {
+        bench.write(0, 100, 1);
+        bench.sent_one()
+    };
+    let done = |bench: &mut Bench, sent: &Sent| {
+        bench.reply(&Reply::to(sent, Status::Ok).by_node(OTHER));
+        assert_eq!(bench.completed().result, Ok(Output::Done));
+    };
+    // The home, or another one, does not know the session: nothing was executed there.
+    for node in [HOME, NodeId(9)] {
+        let first = write(&mut bench);
+        is_first_try_with_other(&first);
+        let before = (bench.now, returned(&bench));
+        bench.reply(&Reply::to(&first, Status::NoSession).by_node(node));
+        let again = bench.sent_one();
+        assert_eq!((bench.now, returned(&bench)), (before.0, before.1 + 1), "at once");
+        is_at_endpoint_of_other(&again, 1);
+        assert_eq!(again.header.sequence, first.header.sequence, "the same number");
+        done(&mut bench, &again);
+        // Later ones do not pay for it, until the pointer is tried again.
+        for _ in 0..3 {
+            let first = write(&mut bench);
+            is_at_endpoint_of_other(&first, 0);
+            done(&mut bench, &first);
+        }
+        bench.pass(ASTRAY_TIME);
+    }
+    // What the home says to a first try shows where its pointer leads.
+    bench.read(0x8000, 64, 2);
+    let first = bench.sent_one();
+    is_first_try(&first);
+    bench.reply(&Reply::to(&first, Status::Moved).with(|header| header.node = OTHER.0));
+    let via = bench.sent_one();
+    is_at_endpoint_of_other(&via, 0);
+    bench.reply(&Reply::piece(&via, 0, 1, &[1; 64]).by_node(OTHER));
+    assert_eq!(bench.completed().result, Ok(Output::Done));
+    bench.pass(ASTRAY_TIME);
+    // No response at all: a retransmission, and a longer time.
+    let first = write(&mut bench);
+    is_first_try_with_other(&first);
+    let again = bench.pass_to_sent().remove(0);
+    is_at_endpoint_of_other(&again, 1);
+    done(&mut bench, &again);
+    bench.pass(ASTRAY_TIME);
+    let first = write(&mut bench);
+    is_at_endpoint_of_other(&first, 0);
+    done(&mut bench, &first);
+    bench.pass(SILENT_TIME);
+    let first = write(&mut bench);
+    is_first_try_with_other(&first);
+    done(&mut bench, &first);
+    bench.end()
+}
+
+pub(super) fn a_server_without_the_range_is_asked_at_its_endpoint() -> Counters {
+    let mut bench = bench_with_moved_line();
+    bench.start(Operation::FetchAdd { pointer: pointer(0), addend: 1 }, 1);
+    let first = bench.sent_one();
+    is_first_try_with_other(&first);
+    // It does not look at the session before it says so, and an earlier copy may have been executed.
+    let wrong = Reply::to(&first, Status::WrongNode).by_node(OTHER);
+    bench.reply(&wrong);
+    let again = bench.sent_one();
+    is_at_endpoint_of_other(&again, 1);
+    assert_eq!(again.header.sequence, first.header.sequence, "the same number");
+    bench.reply(&wrong);
+    bench.sent_nothing();
+    bench.reply(&Reply::to(&again, Status::Ok).by_node(OTHER).with_data(&[0; 8]));
+    assert_eq!(bench.completed().result, Ok(Output::Previous(0)));
+    bench.pass(ASTRAY_TIME);
+    // Said at the endpoint address, it is the answer: the line may be at home again.
+    bench.read(0, 64, 1);
+    let first = bench.sent_one();
+    is_first_try_with_other(&first);
+    bench.reply(&Reply::to(&first, Status::WrongNode).by_node(OTHER));
+    let again = bench.sent_one();
+    bench.reply(&Reply::to(&again, Status::WrongNode).by_node(OTHER));
+    let first = bench.sent_one();
+    is_first_try(&first);
+    assert_eq!(first.header.session, SESSION);
+    bench.reply(&Reply::piece(&first, 0, 1, &[1; 64]));
     assert_eq!(bench.completed().result, Ok(Output::Done));
     bench.end()
 }
@@ -368,13 +504,16 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     /// However many refusals of other nodes arrive, an operation ends as its server says; each number
-    /// is returned at most once; and only its first try goes to the pointer.
+    /// is returned at most once; and only its first try goes to the pointer. Be the server the home or not.
     #[test]
     fn only_the_sessions_server_ends_an_operation(
         kind in 0..operations().len(),
+        has_moved in any::<bool>(),
         steps in prop::collection::vec(step(), 1..40),
     ) {
-        let mut bench = Bench::open_at_endpoint();
+        let mut bench = if has_moved { bench_with_moved_line() } else { Bench::open_at_endpoint() };
+        let (server, other) = if has_moved { (OTHER, HOME) } else { (HOME, OTHER) };
+        let returned_before = returned(&bench);
         let (operation, count) = operations()[kind];
         start(&mut bench, operation, 1);
         let mut sent = bench.sent();
@@ -383,8 +522,13 @@ proptest! {
         for step in steps {
             match step {
                 Step::Astray { which, status, flags, node } => {
-                    let reply = Reply::to(&sent[which % sent.len()], status).by_node(OTHER);
+                    let sent = &sent[which % sent.len()];
+                    // So does the server itself at the pointer, if it has nothing of the home any more.
+                    let is_stale = has_moved && status == Status::WrongNode && sent.attempt() == 0;
+                    let reply = Reply::to(sent, status).by_node(if is_stale { server } else { other });
                     bench.reply(&reply.with(|header| {
+                        // The attempt of a trusted reply is right.
+                        let flags = if is_stale { 0 } else { flags };
                         header.flags = Flags::from_bits(header.flags.bits() ^ flags);
                         header.node = node;
                     }));
@@ -392,15 +536,16 @@ proptest! {
                 Step::Pass(micros) => bench.pass(Duration::from_micros(micros)),
             }
             for again in bench.sent() {
-                prop_assert_eq!(again.destination, at_endpoint(&again, HOME));
+                prop_assert_eq!(again.destination, at_endpoint(&again, server));
                 prop_assert_eq!(again.header.sequence, sent[0].header.sequence);
                 sent.push(again);
             }
             bench.completed_nothing();
         }
-        prop_assert!(returned(&bench) + bench.count(Event::RedirectReturn) <= 1);
+        let returned = returned(&bench) - returned_before;
+        prop_assert!(returned + bench.count(Event::RedirectReturn) <= 1);
         let last = sent.last().expect("it was sent").clone();
-        execute(&mut bench, operation, &last);
+        execute_by(&mut bench, operation, &last, server);
         bench.end();
     }
 }

@@ -14,7 +14,7 @@ impl Op {
 
     /// Whether the first try goes to the pointer; others go to the endpoint address.
     const fn is_sent_to_pointer(self) -> bool {
-        !matches!(self, Self::Commit(..) | Self::Create | Self::AllocWrite | Self::Delete)
+        !matches!(self, Self::Create | Self::AllocWrite | Self::Delete)
     }
 }
 
@@ -221,7 +221,10 @@ impl Scenario {
             Answer::NoSession => self.has(Mutant::NoSessionBelieved),
             _ => false,
         };
-        if from != server && !is_believed {
+        let is_of_pointer = answer == Answer::WrongNode
+            && request.to_pointer
+            && !self.has(Mutant::WrongNodeBelieved);
+        if is_of_pointer || from != server && !is_believed {
             // It means only that the switch led the request astray.
             world.witness.is_sent_astray |= request.is_again;
             for again in self.datagrams(world, client, server) {

@@ -182,6 +182,8 @@ pub(crate) enum Mutant {
     NoSessionBelieved,
     /// MOVED of the next process of the session's server is believed.
     NextProcessBelieved,
+    /// WRONG_NODE is believed that the session's server said at the pointer, before it looked at the session.
+    WrongNodeBelieved,
     /// Retransmissions go to the pointer.
     AgainToPointer,
     /// A new generation of the home is believed without asking for the line.
@@ -189,7 +191,7 @@ pub(crate) enum Mutant {
 }
 
 impl Mutant {
-    pub(crate) const ALL: [Self; 52] = [
+    pub(crate) const ALL: [Self; 53] = [
         Self::RecordInSession,
         Self::LastPageUnchecked,
         Self::TakenIsServed,
@@ -240,6 +242,7 @@ impl Mutant {
         Self::MovedBelieved,
         Self::NoSessionBelieved,
         Self::NextProcessBelieved,
+        Self::WrongNodeBelieved,
         Self::AgainToPointer,
         Self::GenerationBelieved,
     ];

@@ -208,6 +208,9 @@ impl Scenario {
                 if faults.copies > 0 {
                     steps.push(Step::Arrive { message: at, server, fate: Fate::Stays });
                 }
+                if faults.copies > 0 && faults.losses > 0 {
+                    steps.push(Step::Arrive { message: at, server, fate: Fate::Lingers });
+                }
                 if faults.losses > 0 {
                     steps.push(Step::Arrive { message: at, server, fate: Fate::Mute });
                 }

@@ -12,6 +12,8 @@ pub(crate) enum Fate {
     Plain,
     /// It arrives again later.
     Stays,
+    /// It arrives again later, and the answer to this one is lost.
+    Lingers,
     /// Its answer is lost.
     Mute,
 }
@@ -27,6 +29,10 @@ impl Scenario {
         let message = *world.network.get(at)?;
         match fate {
             Fate::Stays => world.faults.copies = world.faults.copies.checked_sub(1)?,
+            Fate::Lingers => {
+                world.faults.copies = world.faults.copies.checked_sub(1)?;
+                world.faults.losses = world.faults.losses.checked_sub(1)?;
+            }
             Fate::Mute => {
                 world.faults.losses = world.faults.losses.checked_sub(1)?;
                 world.network.remove(at);
@@ -35,7 +41,7 @@ impl Scenario {
                 world.network.remove(at);
             }
         }
-        let has_answer = fate != Fate::Mute;
+        let has_answer = matches!(fate, Fate::Plain | Fate::Stays);
         match message {
             Message::Request(request) => {
                 if !request.to_pointer && request.server != server {

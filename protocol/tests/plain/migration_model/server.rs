@@ -38,6 +38,11 @@ impl Scenario {
     pub(super) fn serve(&self, world: &mut World, server: u8, request: Request) -> Option<Answer> {
         let client = request.client;
         let at = usize::from(client);
+        // It has nothing of the home, and does not look at the session.
+        let has_line = |line| world.slot(server, line).copy.is_some();
+        if request.to_pointer && server != HOME && !self.line_numbers().any(has_line) {
+            return Some(Answer::WrongNode);
+        }
         let is_with_us = request.server == server
             && request.incarnation == world.server(server).incarnation
             && world.server(server).sessions[at].is_some();
