@@ -1,15 +1,16 @@
 //! A mixed load on memory that moves meanwhile, which checks every byte and keeps the time of every operation.
 //!
-//! All workers share one region. Each page says which page it is and how often it was changed, so whoever reads it
+//! All workers share its regions. Each page says which page it is and how often it was changed, so whoever reads it
 //! knows whether its bytes belong together, are of this page, and are as new as what was acknowledged before.
 
 use std::{
+    ops::Range,
     sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
 
 use bluebridge::Event;
-use bluebridge::{Client, Error, Region};
+use bluebridge::{Client, Error, Pointer, Region};
 use bluebridge_transport::Transport;
 use bluebridge_wire::address::{LINE_BYTES, PAGE_BYTES};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
@@ -17,7 +18,7 @@ use serde::Serialize;
 
 use crate::summary::{Samples, Summary};
 
-/// Pages at the end of the region, each with a word that is incremented.
+/// Pages at the end of each region, each with a word that is incremented.
 const COUNTERS: usize = 16;
 
 /// Bytes of one transfer when the whole region is read or written.
@@ -26,7 +27,10 @@ const BULK_BYTES: usize = 1 << 20;
 /// What the workers share.
 #[derive(Debug)]
 pub struct Load {
-    region: Region,
+    regions: Vec<Region>,
+    /// Pages of each region, without its counters.
+    region_pages: usize,
+    has_updates: bool,
     /// How often each page was changed; stored after the acknowledgement.
     acknowledged: Vec<AtomicU32>,
     phase: AtomicUsize,
@@ -81,7 +85,8 @@ impl Detours {
         }
     }
 
-    fn add(&mut self, other: Self) {
+    /// Adds those of another client, or of another time.
+    pub const fn add(&mut self, other: Self) {
         self.operations += other.operations;
         self.astray += other.astray;
         self.moved += other.moved;
@@ -97,6 +102,8 @@ pub struct Seen {
     /// Per phase.
     detours: Vec<Detours>,
     increments: u64,
+    /// When operations began that failed, in the unit of [`Operation`].
+    failed: Vec<u32>,
     /// Operations that failed.
     pub failures: u64,
     /// Reads with bytes that the page could not have then.
@@ -138,6 +145,7 @@ impl Seen {
             sum.add(detours);
         }
         self.increments += other.increments;
+        self.failed.extend(other.failed);
         self.failures += other.failures;
         self.wrong_reads += other.wrong_reads;
         self.first_failure = self.first_failure.take().or(other.first_failure);
@@ -163,6 +171,21 @@ impl Seen {
         #[allow(clippy::cast_precision_loss, reason = "far below 2^53 operations")]
         let operations_per_second = latency.sample_count as f64 / seconds.max(f64::MIN_POSITIVE);
         Interval { seconds, operations_per_second, latency }
+    }
+
+    /// How long the slowest operation took that began from `from` to `to`; zero if none did.
+    #[must_use]
+    pub fn longest(&self, from: Duration, to: Duration) -> Duration {
+        let (first, end) = (begun_units(from), begun_units(to));
+        let inside = self.operations.iter().filter(|one| (first..end).contains(&one.begun));
+        inside.map(|one| one.took()).max().unwrap_or_default()
+    }
+
+    /// How many operations failed that began from `from` to `to`.
+    #[must_use]
+    pub fn failures_in(&self, from: Duration, to: Duration) -> usize {
+        let (first, end) = (begun_units(from), begun_units(to));
+        self.failed.iter().filter(|begun| (first..end).contains(begun)).count()
     }
 
     /// The load from `from` to `to`, in steps.
@@ -227,31 +250,63 @@ fn change_of(bytes: &[u8], page: usize) -> Option<u32> {
 }
 
 impl Load {
-    /// Fills the region's pages; all but the last, which have counters.
+    /// Fills the pages of regions of the same size; all but the last of each, which have counters. With `has_updates`, every
+    /// second WRITE of the work is an UPDATE.
     ///
     /// # Errors
     /// If the memory cannot be written.
     ///
     /// # Panics
-    /// If the region is smaller than two bulk transfers.
-    pub fn begin<T: Transport>(client: &mut Client<T>, region: Region) -> Result<Self, Error> {
-        assert!(region.length_bytes() >= 2 * BULK_BYTES as u64, "there is something to move");
-        let pages = pages(region) - COUNTERS;
-        let mut bytes = vec![0; BULK_BYTES];
-        for first in (0..pages).step_by(BULK_BYTES / PAGE_BYTES) {
-            let count = (pages - first).min(BULK_BYTES / PAGE_BYTES);
-            let bytes = &mut bytes[..count * PAGE_BYTES];
-            for (page, bytes) in (first..).zip(bytes.chunks_exact_mut(PAGE_BYTES)) {
-                fill(bytes, page, 1);
-            }
-            client.write(region.at((first * PAGE_BYTES) as u64)?, bytes)?;
-        }
-        Ok(Self {
-            region,
-            acknowledged: (0..pages).map(|_| AtomicU32::new(1)).collect(),
+    /// If there is no region, they differ in size, or are smaller than two bulk transfers.
+    pub fn begin<T: Transport>(
+        client: &mut Client<T>,
+        regions: Vec<Region>,
+        has_updates: bool,
+    ) -> Result<Self, Error> {
+        let length = regions.first().map_or(0, |region| region.length_bytes());
+        assert!(length >= 2 * BULK_BYTES as u64, "there is something to move");
+        assert!(regions.iter().all(|region| region.length_bytes() == length), "they are alike");
+        let region_pages = page_count(length) - COUNTERS;
+        let page_total = regions.len() * region_pages;
+        let load = Self {
+            regions,
+            region_pages,
+            has_updates,
+            acknowledged: (0..page_total).map(|_| AtomicU32::new(1)).collect(),
             phase: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             begun: Instant::now(),
+        };
+        let mut bytes = vec![0; BULK_BYTES];
+        for part in load.bulk_parts() {
+            let bytes = &mut bytes[..part.len() * PAGE_BYTES];
+            for (page, bytes) in part.clone().zip(bytes.chunks_exact_mut(PAGE_BYTES)) {
+                fill(bytes, page, 1);
+            }
+            client.write(load.at(part.start)?, bytes)?;
+        }
+        Ok(Self { begun: Instant::now(), ..load })
+    }
+
+    /// Where a page is; those of the next region follow those of the one before.
+    fn at(&self, page: usize) -> Result<Pointer, Error> {
+        let region = self.regions[page / self.region_pages];
+        Ok(region.at((page % self.region_pages * PAGE_BYTES) as u64)?)
+    }
+
+    /// Where a counter is.
+    fn counter_at(&self, counter: usize) -> Result<Pointer, Error> {
+        let page = self.region_pages + counter % COUNTERS;
+        Ok(self.regions[counter / COUNTERS].at((page * PAGE_BYTES) as u64)?)
+    }
+
+    /// The ranges of pages that are transferred at once when all of them are.
+    fn bulk_parts(&self) -> impl Iterator<Item = Range<usize>> {
+        let step = BULK_BYTES / PAGE_BYTES;
+        let region_pages = self.region_pages;
+        (0..self.regions.len()).map(move |region| region * region_pages).flat_map(move |start| {
+            let end = start + region_pages;
+            (start..end).step_by(step).map(move |first| first..end.min(first + step))
         })
     }
 
@@ -271,8 +326,9 @@ impl Load {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Works until [`Load::stop`]: READs of one page (50 %) and of eight (10 %), WRITEs of a page (30 %) and FETCH_ADDs
-    /// (10 %), all at random places. Of `count` workers, number `number` writes every page of which it is the remainder.
+    /// Works until [`Load::stop`]: READs of one page (50 %) and of eight (10 %), WRITEs or UPDATEs of a page (30 %) and
+    /// FETCH_ADDs (10 %), all at random places. Of `count` workers, number `number` writes every page of which it is the
+    /// remainder.
     #[must_use]
     pub fn work<T: Transport>(&self, mut client: Client<T>, number: usize, count: usize) -> Seen {
         let mut seen = Seen::default();
@@ -294,7 +350,11 @@ impl Load {
                 60..90 => {
                     let choices = self.acknowledged.len() / count;
                     let page = random.random_range(0..choices) * count + number;
-                    self.write(&mut client, page, &mut bytes[..PAGE_BYTES])
+                    let bytes = &mut bytes[..PAGE_BYTES];
+                    match self.has_updates && random.random() {
+                        true => self.update(&mut client, &mut seen, page, bytes),
+                        false => self.write(&mut client, page, bytes),
+                    }
                 }
                 _ => self.increment(&mut client, &mut seen, &mut random),
             };
@@ -304,6 +364,7 @@ impl Load {
             seen.detours[phase] = Detours::of(&client).since(before);
             if let Err(error) = outcome {
                 seen.failures += 1;
+                seen.failed.push(begun_units(begun));
                 seen.first_failure.get_or_insert_with(|| error.to_string());
             }
         }
@@ -317,7 +378,11 @@ impl Load {
         random: &mut SmallRng,
         bytes: &mut [u8],
     ) -> Result<(), Error> {
-        let first = random.random_range(0..=self.acknowledged.len() - bytes.len() / PAGE_BYTES);
+        let count = bytes.len() / PAGE_BYTES;
+        let first = random.random_range(0..=self.acknowledged.len() - count);
+        // Pages of two regions are not one after the other.
+        let end = (first / self.region_pages + 1) * self.region_pages;
+        let first = first.min(end - count);
         self.read_at(client, seen, first, bytes)
     }
 
@@ -335,7 +400,7 @@ impl Load {
         for (least, page) in least.iter_mut().zip(pages.clone()) {
             *least = changes(page);
         }
-        client.read(self.region.at((first * PAGE_BYTES) as u64)?, bytes)?;
+        client.read(self.at(first)?, bytes)?;
         for ((page, least), bytes) in pages.zip(least).zip(bytes.chunks_exact(PAGE_BYTES)) {
             let found = change_of(bytes, page);
             // One write of the page may be under way, and not acknowledged yet.
@@ -354,8 +419,28 @@ impl Load {
     ) -> Result<(), Error> {
         let change = self.acknowledged[page].load(Ordering::Relaxed) + 1;
         fill(bytes, page, change);
-        client.write(self.region.at((page * PAGE_BYTES) as u64)?, bytes)?;
+        client.write(self.at(page)?, bytes)?;
         self.acknowledged[page].store(change, Ordering::Release);
+        Ok(())
+    }
+
+    /// Changes a page under a lease; nobody else changes it, so its bytes must be those of the last change.
+    fn update<T: Transport>(
+        &self,
+        client: &mut Client<T>,
+        seen: &mut Seen,
+        page: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), Error> {
+        let last = self.acknowledged[page].load(Ordering::Relaxed);
+        let mut update = client.update(self.at(page)?, bytes)?;
+        let found = change_of(&update, page);
+        fill(&mut update, page, last + 1);
+        update.commit()?;
+        self.acknowledged[page].store(last + 1, Ordering::Release);
+        if found != Some(last) {
+            seen.wrong(|| format!("page {page} was leased with change {found:?} and not {last}"));
+        }
         Ok(())
     }
 
@@ -365,8 +450,8 @@ impl Load {
         seen: &mut Seen,
         random: &mut SmallRng,
     ) -> Result<(), Error> {
-        let page = self.acknowledged.len() + random.random_range(0..COUNTERS);
-        client.fetch_add(self.region.at((page * PAGE_BYTES) as u64)?, 1)?;
+        let counter = random.random_range(0..self.regions.len() * COUNTERS);
+        client.fetch_add(self.counter_at(counter)?, 1)?;
         seen.increments += 1;
         Ok(())
     }
@@ -380,16 +465,14 @@ impl Load {
         client: &mut Client<T>,
         seen: &mut Seen,
     ) -> Result<(), Error> {
-        let pages = self.acknowledged.len();
         let mut bytes = vec![0; BULK_BYTES];
-        for first in (0..pages).step_by(BULK_BYTES / PAGE_BYTES) {
-            let count = (pages - first).min(BULK_BYTES / PAGE_BYTES);
-            self.read_at(client, seen, first, &mut bytes[..count * PAGE_BYTES])?;
+        for part in self.bulk_parts() {
+            self.read_at(client, seen, part.start, &mut bytes[..part.len() * PAGE_BYTES])?;
         }
         let mut sum = 0;
-        for page in pages..pages + COUNTERS {
+        for counter in 0..self.regions.len() * COUNTERS {
             let mut word = [0; 8];
-            client.read(self.region.at((page * PAGE_BYTES) as u64)?, &mut word)?;
+            client.read(self.counter_at(counter)?, &mut word)?;
             sum += u64::from_le_bytes(word);
         }
         let increments = seen.increments;
@@ -401,8 +484,8 @@ impl Load {
     }
 }
 
-fn pages(region: Region) -> usize {
-    usize::try_from(region.length_bytes()).unwrap_or(usize::MAX) / PAGE_BYTES
+fn page_count(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX) / PAGE_BYTES
 }
 
 /// Reads a whole region in transfers of 1 MiB; returns the time.
@@ -454,7 +537,7 @@ pub fn read_some<T: Transport>(
     let mut bytes = vec![0; PAGE_BYTES];
     let before = Detours::of(client);
     for _ in 0..count {
-        let page = random.random_range(0..pages(region));
+        let page = random.random_range(0..page_count(region.length_bytes()));
         client.read(region.at((page * PAGE_BYTES) as u64)?, &mut bytes)?;
     }
     Ok(Detours::of(client).since(before))

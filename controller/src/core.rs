@@ -627,6 +627,7 @@ impl Core {
 
     /// Marks nodes as silent, and removes clients that were silent for too long.
     pub fn handle_timeout(&mut self, now: Instant) {
+        self.migrations.handle_timeout(now);
         let silence = self.silence();
         let unheard = |node: &Node| now.saturating_duration_since(node.last_seen);
         let attached = self.nodes.iter().filter(|(_, node)| node.record.attached);

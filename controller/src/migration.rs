@@ -20,14 +20,15 @@ mod report;
 mod request;
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
-use std::time::Instant;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use bluebridge_northbound::migration::ServedRow;
 use bluebridge_wire::{Fence, NodeId};
 
 use crate::core::{Change, NodeRecord, Role};
 use drain::Drain;
+pub(crate) use drain::Left;
 pub use drain::{DrainRecord, ShownDrain};
 use loss::Claims;
 pub use order::Sent;
@@ -41,6 +42,9 @@ pub use request::{CancelError, MigrateError, Wanted};
 
 /// The most open migrations.
 pub const MIGRATIONS_MAX: usize = 1024;
+
+/// How long a taker may be away before migrations that wait for one of its do so no more.
+const ABSENCE: Duration = Duration::from_secs(10);
 
 /// Closed migrations that are remembered, for operators.
 const CLOSED_MAX: usize = 100;
@@ -71,6 +75,8 @@ struct Server {
     capacity_pages: u64,
     is_attached: bool,
     link: Option<Link>,
+    /// Since when it was seen without a connection.
+    away_since: Option<Instant>,
 }
 
 /// The connection of a server.
@@ -96,6 +102,7 @@ impl Server {
             capacity_pages: record.capacity_pages,
             is_attached: record.attached,
             link: None,
+            away_since: None,
         }
     }
 }
@@ -216,6 +223,7 @@ impl Migrations {
         if let Some(before) = before.filter(|before| before.incarnation == now.incarnation) {
             now.link.clone_from(&before.link);
         }
+        now.away_since = before.and_then(|before| before.away_since);
         let began = match (before.and_then(|before| before.contents), now.contents) {
             (Some(before), Some(now)) if before != now => Some(now.generation),
             (Some(before), None) => Some(before.generation.saturating_add(1)),
@@ -249,6 +257,7 @@ impl Migrations {
         self.version += 1;
         if let Some(server) = self.servers.get_mut(&server) {
             server.link = Some(Link { number, migrates, learned: BTreeMap::new() });
+            server.away_since = None;
         }
         let concerned = |of: &&mut Migration| {
             [of.record.giver, of.record.taker].iter().any(|party| party.id() == server)
@@ -264,6 +273,36 @@ impl Migrations {
         if let Some(server) = self.servers.get_mut(&server) {
             server.link = server.link.take().filter(|link| link.number != number);
         }
+    }
+
+    /// Ends migrations that their givers know nothing of, and for which others wait, if the taker has been away for long.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        for server in self.servers.values_mut() {
+            let since = server.away_since.unwrap_or(now);
+            server.away_since = server.link.is_none().then_some(since);
+        }
+        let is_away = |id: NodeId| {
+            let since = self.servers.get(&id).and_then(|server| server.away_since);
+            since.is_some_and(|since| now.saturating_duration_since(since) >= ABSENCE)
+        };
+        if !self.servers.keys().any(|id| is_away(*id)) {
+            return;
+        }
+        let waiting = self.open().filter(|of| of.record.stage == Stage::Reserved);
+        let before = waiting.filter_map(|of| self.hindrance(&of.record));
+        let is_unknown = |id: &u64| {
+            let record = self.all.get(id).map(|of| &of.record);
+            record.is_some_and(|it| it.stage == Stage::Recorded && is_away(it.taker.id()))
+        };
+        let late: BTreeSet<u64> = before.filter(is_unknown).collect();
+        if late.is_empty() {
+            return;
+        }
+        self.version += 1;
+        for id in late {
+            self.end(id, Stage::Forgotten, End::TakerAway);
+        }
+        self.advance();
     }
 
     /// Gives the orders again that a server refused and that must be executed some time.
@@ -355,7 +394,7 @@ impl Migrations {
         self.all.values().filter(|of| of.record.is_open())
     }
 
-    fn name(&self, id: NodeId) -> String {
+    pub(crate) fn name(&self, id: NodeId) -> String {
         self.servers.get(&id).map_or_else(|| format!("node {id}"), |server| server.name.clone())
     }
 

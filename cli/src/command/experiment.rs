@@ -1,12 +1,14 @@
 //! `bluebridge experiment`: experiments in temporary racks, with tables, CSV and plots.
 
 mod comparison;
+mod in_rack;
 mod key_value;
 mod migration;
 mod ownership;
 pub(super) mod paging_latency;
 mod rebalance;
 mod restarts;
+mod rolling;
 mod workout;
 
 use std::fs;
@@ -34,6 +36,8 @@ pub(super) enum Experiment {
     Rebalance(rebalance::Rebalance),
     /// A memory server that is killed again and again under load, and goes on with its memory
     Restarts(restarts::Restarts),
+    /// Every memory server of a rack in turn: drained, restarted with empty memory, and used again, under load
+    Rolling(rolling::Rolling),
     /// An array that is written in order, with a part of it local
     Testswap(workout::Options),
     /// Integers that are sorted, with a part of them local
@@ -56,6 +60,7 @@ pub(super) fn run(experiment: Experiment, global: Global) -> anyhow::Result<Exit
         Experiment::PagingLatency(latency) => paging_latency::run(latency, global),
         Experiment::Rebalance(asked) => rebalance::run(&asked, global),
         Experiment::Restarts(restarts) => restarts::run(&restarts, global),
+        Experiment::Rolling(asked) => rolling::run(&asked, global),
         Experiment::Testswap(options) => workout::run(Workout::Testswap, options, global),
         Experiment::Quicksort(options) => workout::run(Workout::Quicksort, options, global),
         Experiment::BarnesHut(options) => workout::run(Workout::BarnesHut, options, global),

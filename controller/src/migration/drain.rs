@@ -10,10 +10,13 @@ use bluebridge_wire::NodeId;
 use bluebridge_wire::address::{LINE_PAGES, PAGE_SHIFT, SHARD_SHIFT};
 use serde::{Deserialize, Serialize};
 
-use super::{Change, ContentsRecord, End, Migrations, RefusalRecord, Stage};
+use super::{Change, ContentsRecord, End, MigrationRecord, Migrations, RefusalRecord, Stage};
 
-/// Open migrations away from a server at the same time.
+/// Open migrations away from a server at the same time, to servers that are connected.
 pub(crate) const DRAIN_OPEN_MAX: usize = 4;
+
+/// All open migrations away from a server at the same time: a taker that is away does not hold up the others.
+const DRAIN_OPEN_ALL: usize = 4 * DRAIN_OPEN_MAX;
 
 /// The pages of a migration: few enough that the choice of the next taker knows what the last ones took.
 const PART_MAX: u64 = 4096;
@@ -39,7 +42,12 @@ pub(super) struct Drain {
     pub(super) record: DrainRecord,
     /// Nothing that the server reported is left.
     is_done: bool,
+    /// Why the server could not be asked for what it has.
     problem: Option<String>,
+    /// Counts the moments at which ranges were tried.
+    turn: u64,
+    /// The first pages of ranges that could not begin to move, with the turn in which they were tried last, and why.
+    failed: BTreeMap<(ContentsRecord, u64), (u64, String)>,
     /// Servers that get nothing for some time.
     paused: BTreeMap<NodeId, Instant>,
     part_pages: u64,
@@ -53,6 +61,8 @@ impl Drain {
             record,
             is_done: false,
             problem: None,
+            turn: 0,
+            failed: BTreeMap::new(),
             paused: BTreeMap::new(),
             part_pages: PART_MAX,
             considered: BTreeSet::new(),
@@ -78,6 +88,12 @@ pub struct ShownDrain {
 pub(crate) struct Left {
     pub(crate) home: ContentsRecord,
     pub(crate) pages: Range<u64>,
+}
+
+impl Left {
+    const fn first(&self) -> (ContentsRecord, u64) {
+        (self.home, self.pages.start)
+    }
 }
 
 impl Migrations {
@@ -118,7 +134,7 @@ impl Migrations {
         let open_count = self.open_at(node);
         let is_connected = self.servers.get(&node).is_some_and(|server| server.link.is_some());
         let away = || format!("{} has no connection to the controller", self.name(node));
-        let problem = if is_connected { drain.problem.clone() } else { Some(away()) };
+        let problem = if is_connected { self.drain_problem(node) } else { Some(away()) };
         let is_done = drain.is_done && open_count == 0;
         Some(ShownDrain { node, is_done, open_count, problem: problem.filter(|_| !is_done) })
     }
@@ -128,31 +144,80 @@ impl Migrations {
         self.drains.keys().filter_map(|node| self.drain_of(*node))
     }
 
-    /// Open migrations of which a server is the giver or the taker.
+    /// Open migrations of which a server is the giver or the taker, and has something left to do.
     fn open_at(&self, node: NodeId) -> usize {
-        let is_party = |id: NodeId| id == node;
+        let is_giver = |it: &MigrationRecord| it.giver.id() == node && it.stage < Stage::Forgotten;
         let open = self.open().map(|of| &of.record);
-        open.filter(|it| is_party(it.giver.id()) || is_party(it.taker.id())).count()
+        open.filter(|it| is_giver(it) || it.taker.id() == node).count()
     }
 
     /// How many more migrations away from a server may begin.
     pub(crate) fn drain_room(&self, node: NodeId) -> usize {
-        let open = self.open().filter(|of| of.record.giver.id() == node).count();
-        DRAIN_OPEN_MAX.saturating_sub(open)
+        let open = || self.open().filter(|of| of.record.giver.id() == node);
+        let is_connected = |id| self.servers.get(&id).is_some_and(|server| server.link.is_some());
+        let going_on = open().filter(|of| is_connected(of.record.taker.id())).count();
+        let room = DRAIN_OPEN_MAX.saturating_sub(going_on);
+        room.min(DRAIN_OPEN_ALL.saturating_sub(open().count()))
     }
 
     /// Notes whether a server serves nothing any more.
     pub(crate) fn note_drained(&mut self, node: NodeId, is_done: bool) {
         if let Some(drain) = self.drains.get_mut(&node) {
             drain.is_done = is_done;
+            if is_done {
+                drain.failed.clear();
+            }
         }
     }
 
-    /// Notes why draining a server does not go on.
+    /// Notes why a server cannot be asked for what it has.
     pub(crate) fn note_drain_problem(&mut self, node: NodeId, problem: Option<String>) {
         if let Some(drain) = self.drains.get_mut(&node) {
             drain.problem = problem;
         }
+    }
+
+    /// Notes that a range could not begin to move.
+    pub(crate) fn note_failed(&mut self, node: NodeId, range: &Left, problem: String) {
+        if let Some(drain) = self.drains.get_mut(&node) {
+            drain.failed.insert(range.first(), (drain.turn, problem));
+        }
+    }
+
+    /// Notes that a range, or its first part, began to move.
+    pub(crate) fn note_begun(&mut self, node: NodeId, range: &Left) {
+        if let Some(drain) = self.drains.get_mut(&node) {
+            drain.failed.remove(&range.first());
+        }
+    }
+
+    /// Notes that what is left of these own pages, and of other homes, was tried.
+    pub(crate) fn note_turn(&mut self, node: NodeId, own: &[Range<u64>], left: &[Left]) {
+        let contents = self.servers.get(&node).and_then(|server| server.contents);
+        let Some(drain) = self.drains.get_mut(&node) else { return };
+        drain.turn += 1;
+        drain.problem = None;
+        let is_left: BTreeSet<_> = left.iter().map(Left::first).collect();
+        // Of own pages that were not named, nothing is known.
+        let is_named = |(home, page): (ContentsRecord, u64)| {
+            Some(home) != contents || own.iter().any(|it| it.contains(&page))
+        };
+        drain.failed.retain(|first, _| is_left.contains(first) || !is_named(*first));
+    }
+
+    /// Why draining a server does not go on, or not with everything.
+    pub(crate) fn drain_problem(&self, node: NodeId) -> Option<String> {
+        let drain = self.drains.get(&node)?;
+        let failed = || drain.failed.values().next().map(|(_, problem)| problem.clone());
+        drain.problem.clone().or_else(failed)
+    }
+
+    /// Whether nothing moves away from a server, and none of what is left can begin to.
+    pub(crate) fn is_stuck(&self, node: NodeId, left: &[Left]) -> bool {
+        let has_failed =
+            |drain: &Drain| left.iter().all(|it| drain.failed.contains_key(&it.first()));
+        let is_still = || self.open().all(|of| of.record.giver.id() != node);
+        !left.is_empty() && self.drains.get(&node).is_some_and(has_failed) && is_still()
     }
 
     /// Notes how the latest migrations away from a server ended: who refused, or lost its memory, gets nothing for some
@@ -168,7 +233,7 @@ impl Migrations {
             }
             match &record.end {
                 None => drain.part_pages = (drain.part_pages * 2).min(PART_MAX),
-                Some(End::Cancelled | End::GiverLost) => {}
+                Some(End::Cancelled | End::GiverLost | End::TakerAway) => {}
                 Some(End::TakerLost) => {
                     drain.paused.insert(record.taker.id(), now + PAUSE);
                 }
@@ -203,17 +268,36 @@ impl Migrations {
         promised.map(|it| it.pages.end.saturating_sub(it.pages.start)).sum()
     }
 
-    /// The memory servers of the space of a server that can take pages: connected, able, and not drained themselves.
-    pub(crate) fn takers_for(&self, node: NodeId) -> Vec<NodeId> {
-        let Some(giver) = self.servers.get(&node) else { return Vec::new() };
-        let can = |(id, server): &(&NodeId, &super::Server)| {
-            **id != node
-                && server.space == giver.space
-                && server.contents.is_some()
-                && server.link.as_ref().is_some_and(|link| link.migrates)
-                && !self.is_draining(**id)
+    /// The memory servers that can take a range of a server.
+    pub(crate) fn takers_for(&self, node: NodeId, range: &Left) -> Vec<NodeId> {
+        // A home that lost its memory does not take pages of it back.
+        let can = |id: &NodeId| {
+            self.can_take(node, *id) && (*id != range.home.id() || self.is_present(range.home))
         };
-        self.servers.iter().filter(can).map(|(id, _)| *id).collect()
+        self.servers.keys().copied().filter(can).collect()
+    }
+
+    /// Whether a server can take pages of another one: of the same space, connected, able, and not drained itself.
+    pub(crate) fn can_take(&self, giver: NodeId, taker: NodeId) -> bool {
+        let (Some(from), Some(to)) = (self.servers.get(&giver), self.servers.get(&taker)) else {
+            return false;
+        };
+        taker != giver
+            && to.space == from.space
+            && to.contents.is_some()
+            && to.link.as_ref().is_some_and(|link| link.migrates)
+            && !self.is_draining(taker)
+    }
+
+    /// What is left of these own pages of a server and of other homes, with what was tried in vain at the end, the latest
+    /// last.
+    pub(crate) fn left_in_turn(&self, node: NodeId, own: &[Range<u64>]) -> Vec<Left> {
+        let (mut left, _) = self.left(node, own);
+        if let Some(drain) = self.drains.get(&node) {
+            // Zero for one that never failed: turns of failures are counted from one.
+            left.sort_by_key(|it| drain.failed.get(&it.first()).map_or(0, |(turn, _)| turn + 1));
+        }
+        left
     }
 
     /// The whole lines that a server serves of these own pages, and of other homes, without those that are in an open
@@ -240,8 +324,9 @@ impl Migrations {
         let mut left = Vec::new();
         for (home, pages) in &all {
             let mut moving = super::PageMap::default();
-            for of in self.open().filter(|of| of.record.home == *home) {
-                moving.insert(of.record.pages.clone(), ());
+            let open = self.open().map(|of| &of.record);
+            for record in open.filter(|it| it.home == *home && it.holds_range()) {
+                moving.insert(record.pages.clone(), ());
             }
             for mut gap in moving.gaps(pages) {
                 // A migration is of one shard.

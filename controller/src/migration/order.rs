@@ -114,7 +114,7 @@ impl Migrations {
     ///
     /// A giver takes a lower id than one that it has allowed in the shard for late. And it refuses a taker's
     /// earlier incarnation once it has seen the next one, so this must not begin before the old one's lines have arrived.
-    fn hindrance(&self, record: &MigrationRecord) -> Option<u64> {
+    pub(super) fn hindrance(&self, record: &MigrationRecord) -> Option<u64> {
         let earlier = self.all.range(..record.id).map(|(_, of)| &of.record);
         let mut of_giver = earlier.filter(|other| other.giver == record.giver);
         let found = of_giver.find(|other| {
@@ -199,6 +199,10 @@ impl MigrationRecord {
             End::Cancelled => "an operator cancelled it".to_owned(),
             End::GiverLost => format!("{} lost its memory", name(self.giver.id())),
             End::TakerLost => format!("{} lost its memory", name(self.taker.id())),
+            End::TakerAway => format!(
+                "{} had no connection to the controller, and another migration waited for this one",
+                name(self.taker.id())
+            ),
             End::Refused { node, why } => {
                 format!("{} refused it: {}", name(NodeId(*node)), why.refusal())
             }

@@ -94,6 +94,8 @@ pub enum End {
     GiverLost,
     /// The taker lost its memory, and with it the lines that it had taken.
     TakerLost,
+    /// The taker was away before the giver knew of it, and others waited for it.
+    TakerAway,
     /// A server refused an order.
     Refused {
         /// The server.
@@ -198,6 +200,13 @@ impl MigrationRecord {
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.stage != Stage::Closed
+    }
+
+    /// Whether its pages can be in no other migration: as long as it is open, unless nothing has moved and only the taker
+    /// has something left to do, which is to free what it reserved.
+    #[must_use]
+    pub fn holds_range(&self) -> bool {
+        self.is_open() && !(self.stage == Stage::Forgotten && self.kept.is_empty())
     }
 
     /// The space.

@@ -385,8 +385,8 @@ impl Migrations {
         home: ContentsRecord,
         parts: &[(Range<u64>, ContentsRecord)],
     ) -> Result<(), MigrateError> {
-        let of_home = self.open().map(|of| &of.record).filter(|record| record.home == home);
-        for record in of_home {
+        let open = self.open().map(|of| &of.record);
+        for record in open.filter(|it| it.home == home && it.holds_range()) {
             for (part, _) in parts {
                 let both = part.start.max(record.pages.start)..part.end.min(record.pages.end);
                 if both.start < both.end {

@@ -319,6 +319,50 @@ fn refusals_end_a_migration_with_their_reason_or_are_put_off() {
 }
 
 #[test]
+fn a_taker_that_is_away_delays_the_migrations_after_it_only_for_a_time() {
+    let mut core = four();
+    let [first] = request(&mut core, &wanted(0..1, 2))[..] else { panic!("one giver") };
+    let [second] = request(&mut core, &wanted(1..2, 3))[..] else { panic!("one giver") };
+    let waits = |core: &Migrations| {
+        let of = core.iter().find(|of| of.record.id == second).unwrap();
+        (of.record.stage, of.waits.unwrap_or_default())
+    };
+    let start = Instant::now();
+    core.disconnect(NodeId(2), 2);
+    core.handle_timeout(start);
+    core.handle_timeout(start + ABSENCE);
+    assert_eq!(stage(&core, first), Stage::Recorded, "nothing waits for it");
+    hear(&mut core, 3, Report::Reserved(second));
+    assert_eq!(waits(&core), (Stage::Reserved, format!("migration {first} is before it")));
+    // One that was here for a moment has its time again.
+    core.connect(NodeId(2), 2, true);
+    core.disconnect(NodeId(2), 2);
+    core.handle_timeout(start + ABSENCE);
+    core.handle_timeout(start + ABSENCE * 2 - Duration::from_millis(1));
+    assert_eq!(waits(&core).1, format!("migration {first} is before it"));
+    core.handle_timeout(start + ABSENCE * 2);
+    assert_eq!(waits(&core).1, "s1 must allow it");
+    let of = core.iter().find(|of| of.record.id == first).unwrap();
+    let why = of.record.why(|node| format!("s{node}")).unwrap();
+    assert!(why.starts_with("s2 had no connection to the controller"), "{why}");
+    // What the giver may know goes on, whoever is away.
+    hear(&mut core, 1, Report::Allowed { migration: second, fences: Vec::new() });
+    let [third] = request(&mut core, &wanted(2..3, 4))[..] else { panic!("one giver") };
+    core.disconnect(NodeId(3), 3);
+    hear(&mut core, 4, Report::Reserved(third));
+    core.handle_timeout(start + ABSENCE * 2);
+    core.handle_timeout(start + ABSENCE * 4);
+    assert_eq!(stage(&core, second), Stage::Allowed);
+    assert!(
+        orders(&core)
+            .iter()
+            .any(|(server, order)| *server == 1 && matches!(order, Order::Allow(_)))
+    );
+    core.connect(NodeId(2), 5, true);
+    assert!(orders(&core).contains(&(2, Order::Release(first))), "it may have reserved frames");
+}
+
+#[test]
 fn reports_with_impossible_rows_change_nothing() {
     let mut core = four();
     let [id] = request(&mut core, &wanted(1..3, 2))[..] else { panic!("one giver") };

@@ -21,8 +21,8 @@ const PACE: Duration = Duration::from_millis(200);
 
 /// Moves what a server has to others whenever an operator drains it, until the call or the controller ends.
 ///
-/// The server is asked for its allocations from page to page, and for the same ones again until they have moved. It is
-/// drained when it was asked for all of them and had none.
+/// The server is asked for its allocations from page to page, and for the same ones again until they have moved, or none
+/// of them can move. It is drained when it was asked for all of them and had none.
 pub(super) async fn tend(shared: &Arc<SharedState>, link: &Link, node: NodeId) {
     let (mut from_page, mut is_clean) = (0, true);
     loop {
@@ -53,12 +53,17 @@ pub(super) async fn tend(shared: &Arc<SharedState>, link: &Link, node: NodeId) {
         else {
             return;
         };
-        let DrainStep { serves, began, problem } = step;
+        let DrainStep { serves, is_stuck, began, problem } = step;
         began.iter().for_each(|words| tracing::info!(node = node.0, "{words}"));
         if let Some(words) = problem {
             tracing::warn!(node = node.0, "draining does not go on: {words}");
         }
         match (serves, found.next_page) {
+            (true, next) if is_stuck => match next {
+                // Others may be able to move.
+                Some(next) if next > from_page => (from_page, is_clean) = (next, false),
+                _ => (from_page, is_clean) = (0, true),
+            },
             (true, _) => is_clean = false,
             // One that does not go forward would be asked without an end.
             (false, Some(next)) if next > from_page => from_page = next,

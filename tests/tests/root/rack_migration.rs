@@ -23,6 +23,7 @@ use bluebridge_wire::{
     Status,
     address::{LINE_PAGES, PAGE_BYTES},
 };
+use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 const THREADS: usize = 2;
@@ -273,11 +274,97 @@ fn memory_moves_while_its_servers_and_the_controller_are_killed() {
     });
 }
 
-/// Drains a server, or ends that.
-fn drain(rack: &TestRack, server: NodeId, undo: bool) {
+/// How often something is killed at random, without `BLUEBRIDGE_MIGRATION_KILLS`.
+const KILLS: u32 = 12;
+
+/// The number in an environment variable.
+fn number_in<T: std::str::FromStr>(variable: &str, usual: T) -> T {
+    match std::env::var(variable) {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{variable} is no number")),
+        Err(_) => usual,
+    }
+}
+
+/// Memory on its way, after making sure that some is: pages move to another server, or away from all that a server has.
+fn on_its_way(
+    rack: &TestRack,
+    random: &mut SmallRng,
+    servers: &[NodeId],
+    pages: &Range<u64>,
+) -> proto::Migration {
+    let mut found = None;
+    until("memory is on its way", || {
+        let all = rack.enter(Node::Switch, || operations::migrations(&controller(rack), PATIENCE));
+        let Ok(all) = all else { return false };
+        found = all.into_iter().find(|of| of.stage() < proto::MigrationStage::Settled);
+        if found.is_none() {
+            let to = servers[random.random_range(0..servers.len())];
+            if random.random_bool(0.5) {
+                // What they serve already, or have no connection for yet, is refused; then others are tried.
+                let _ = try_migrate(rack, servers[0], to, pages);
+            } else {
+                let undo = |of: &NodeId| try_drain(rack, *of, true).is_ok();
+                let _ = servers.iter().all(undo) && try_drain(rack, to, false).is_ok();
+            }
+        }
+        found.is_some()
+    });
+    found.expect("it was found")
+}
+
+#[test]
+fn nothing_is_lost_when_who_takes_part_is_killed_at_random_while_memory_moves() {
+    let kills = number_in("BLUEBRIDGE_MIGRATION_KILLS", KILLS);
+    let seed = number_in("BLUEBRIDGE_MIGRATION_SEED", std::process::id().into());
+    println!("seed {seed}, {kills} kills");
+    let mut random = SmallRng::seed_from_u64(seed);
+    let options = RackOptions { servers: 3, ..RackOptions::new(DataPlane::Soft, "9000") };
+    move_about("move-random", &options, (PAGES, true), |rack, flow, servers, pages| {
+        for kill in 1..=kills {
+            let moving = on_its_way(rack, &mut random, servers, pages);
+            thread::sleep(Duration::from_millis(random.random_range(0..60)));
+            let name = |node: u32| {
+                let index = servers.iter().position(|id| u32::from(id.0) == node);
+                format!("memserver-s{}", index.expect("a server of the rack") + 1)
+            };
+            let victim = match random.random_range(0..3) {
+                0 => "controller".to_owned(),
+                1 => name(moving.giver),
+                _ => name(moving.taker),
+            };
+            rack.kill(&victim);
+            rack.start_with_memory(&victim);
+            println!(
+                "kill {kill}: {victim}, during migration {} ({:?})",
+                moving.id,
+                moving.stage()
+            );
+            flow();
+        }
+        for server in servers {
+            until("the server may be used again", || try_drain(rack, *server, true).is_ok());
+        }
+        until("no migration is open", || {
+            let all =
+                rack.enter(Node::Switch, || operations::migrations(&controller(rack), PATIENCE));
+            let is_closed = |of: &proto::Migration| of.stage() == proto::MigrationStage::Closed;
+            all.is_ok_and(|all| all.iter().all(is_closed))
+        });
+        flow();
+        bring_home(rack, servers[0], pages);
+    });
+}
+
+/// Drains a server, or ends that; returns whether that is new.
+fn try_drain(rack: &TestRack, server: NodeId, undo: bool) -> Result<bool, ControlError> {
     let request = proto::DrainRequest { server: server.0.into(), space: 1, undo };
     let done = rack.enter(Node::Switch, || operations::drain(&controller(rack), request, PATIENCE));
-    assert!(done.unwrap_or_else(|error| panic!("{error}")).is_new);
+    done.map(|done| done.is_new)
+}
+
+/// Drains a server that is not drained, or ends that.
+fn drain(rack: &TestRack, server: NodeId, undo: bool) {
+    assert!(try_drain(rack, server, undo).unwrap_or_else(|error| panic!("{error}")));
 }
 
 /// Waits until a server serves nothing.

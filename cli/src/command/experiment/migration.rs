@@ -10,16 +10,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
-use bluebridge::{Client, JoinOptions, NodeId, Placement, Region};
+use bluebridge::{NodeId, Placement, Region};
 use bluebridge_bench::moving::{self, Bucket, Detours, Interval, Load, Seen};
 use bluebridge_bench::summary::Summary;
 use bluebridge_northbound::proto;
-use bluebridge_rack::control::{self, Contact, operations};
+use bluebridge_rack::control::{self, operations};
 use bluebridge_rack::daemon::READY_DEADLINE;
-use bluebridge_rack::layout::ENDPOINT_INTERFACE;
-use bluebridge_rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec, Redirects};
+use bluebridge_rack::spec::{ByteSize, DataPlane, LinkMtus, RackName, RackSpec, Redirects};
 use bluebridge_rack::{Rack, Site};
-use bluebridge_transport::udp::UdpTransport;
 use bluebridge_wire::address::{LINE_BYTES, PAGE_BYTES};
 use clap::Args;
 use serde::Serialize;
@@ -27,12 +25,8 @@ use serde::Serialize;
 use super::super::steps::Steps;
 use super::super::{Global, interrupt};
 use super::Folder;
+use super::in_rack::{Joined, Operator, PATIENCE, another};
 use crate::exit::Exit;
-
-const CLIENT: Node = Node::Client(1);
-
-/// How long the controller may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long a move may make no progress.
 const STANDSTILL: Duration = Duration::from_secs(60);
@@ -69,7 +63,7 @@ pub(in crate::command) struct Migration {
     switch: Option<DataPlane>,
 }
 
-fn parse_size(text: &str) -> Result<ByteSize, String> {
+pub(super) fn parse_size(text: &str) -> Result<ByteSize, String> {
     let size: ByteSize = text.parse().map_err(|error| format!("{error}"))?;
     match size.0 {
         bytes if bytes % LINE_BYTES as u64 != 0 => Err("use whole lines of 32 KiB".to_owned()),
@@ -170,35 +164,13 @@ pub(super) fn run(asked: Migration, global: Global) -> anyhow::Result<Exit> {
     Ok(if findings.is_good() { Exit::Ok } else { Exit::Failure })
 }
 
-/// The rack's clients, and its servers.
-struct Joined {
-    owner: Client<UdpTransport>,
-    workers: Vec<Client<UdpTransport>>,
-    servers: [NodeId; 2],
-}
-
-fn join(rack: &Rack, count: u16) -> anyhow::Result<Joined> {
-    let port = rack.layout().port_of(CLIENT).context("the rack has no client")?.number;
-    let controller = format!("http://{}", rack.layout().controller());
-    let options =
-        JoinOptions::named(CLIENT.to_string()).interface(ENDPOINT_INTERFACE).switch_port(port);
-    let (owner, workers) = rack.enter(CLIENT, || -> anyhow::Result<_> {
-        let owner = Client::join(&controller, options)?;
-        let workers: Result<Vec<_>, _> = (0..count).map(|_| owner.try_clone()).collect();
-        Ok((owner, workers?))
-    })??;
-    let nodes = owner.rack().context("the client did not join")?.memory_nodes;
-    let servers: Vec<NodeId> = nodes.iter().map(|node| node.node).collect();
-    let servers = servers.try_into().map_err(|_| anyhow!("the rack has not two servers"))?;
-    Ok(Joined { owner, workers, servers })
-}
-
 fn measure(rack: &Rack, asked: &Migration, steps: &Steps) -> anyhow::Result<Findings> {
-    let Joined { mut owner, workers, servers: [home, other] } = join(rack, asked.clients)?;
+    let Joined { mut owner, workers, servers } = Joined::to(rack, asked.clients)?;
+    let [home, other] = servers[..] else { bail!("the rack has not two servers") };
     let region = owner.create_at(asked.size.0, Placement::Node(home))?;
-    let load = Load::begin(&mut owner, region)?;
+    let load = Load::begin(&mut owner, vec![region], false)?;
     let time = Duration::from_secs(asked.seconds.into());
-    let controller = Controller::of(rack);
+    let controller = Operator::of(rack);
     let under_load = thread::scope(|scope| {
         let load = &load;
         let count = workers.len();
@@ -218,12 +190,7 @@ fn measure(rack: &Rack, asked: &Migration, steps: &Steps) -> anyhow::Result<Find
     let (times, mut seen) = under_load?;
     steps.begin("all bytes are compared, and a new client reads");
     load.check(&mut owner, &mut seen)?;
-    // Its socket is made in the client's namespace.
-    let (mut owner, late) = rack.enter(CLIENT, move || {
-        let late = owner.try_clone();
-        (owner, late)
-    })?;
-    let mut late = late?;
+    let [mut owner, mut late] = another(rack, owner)?;
     let detours_of_late_client = moving::read_some(&mut late, region, LATE_READS)?;
     let directory_entry_count = controller.moved_entries()?;
     let bulk_read = moving::read_all(&mut owner, region)?;
@@ -289,7 +256,7 @@ struct Times {
 /// Works before, during and after the move.
 fn under_load(
     load: &Load,
-    controller: &Controller<'_>,
+    controller: &Operator<'_>,
     steps: &Steps,
     (region, home, to): (Region, NodeId, NodeId),
     time: Duration,
@@ -315,18 +282,7 @@ fn under_load(
     Ok(Times { phases: [before, during, after], moved, progress })
 }
 
-/// The rack's controller, asked as an operator does.
-struct Controller<'a> {
-    rack: &'a Rack,
-    contact: Contact,
-}
-
-impl<'a> Controller<'a> {
-    fn of(rack: &'a Rack) -> Self {
-        let address: std::net::SocketAddr = rack.layout().controller().into();
-        Self { rack, contact: address.into() }
-    }
-
+impl Operator<'_> {
     /// Moves a region, and waits until all servers know it; `note` gets the bytes that have moved. Returns the time until
     /// all pages were there.
     fn move_all(
@@ -346,12 +302,11 @@ impl<'a> Controller<'a> {
             page_count: region.length_bytes() / PAGE_BYTES as u64,
             to: to.0.into(),
         };
-        let ask = || operations::migrate(&self.contact, request, PATIENCE);
-        let ids = self.rack.enter(Node::Switch, ask)??.migrations;
+        let recorded = self.ask(|contact| operations::migrate(contact, request, PATIENCE))?;
+        let ids = recorded.migrations;
         let (mut kept, mut last_change, mut moved) = (0, Instant::now(), None);
         loop {
-            let ask = || operations::migrations(&self.contact, PATIENCE);
-            let mut ours = self.rack.enter(Node::Switch, ask)??;
+            let mut ours = self.ask(|contact| operations::migrations(contact, PATIENCE))?;
             ours.retain(|one| ids.contains(&one.id));
             let now_kept: u64 = ours.iter().map(|one| one.kept_pages).sum();
             note(now_kept * PAGE_BYTES as u64);
@@ -377,13 +332,10 @@ impl<'a> Controller<'a> {
             thread::sleep(PACE);
         }
     }
-}
 
-impl Controller<'_> {
     /// How many entries lead memory to another server than its home.
     fn moved_entries(&self) -> anyhow::Result<usize> {
-        let state =
-            self.rack.enter(Node::Switch, || control::controller_state(&self.contact, true))??;
+        let state = self.ask(|contact| control::controller_state(contact, true))?;
         let of_moved = |entry: &&proto::TableEntry| entry.table == "directory" && entry.desired;
         let all = state.entries.iter().filter(of_moved).count();
         // Each endpoint has one, in all states of the rack.

@@ -7,11 +7,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use bluebridge::{Client, JoinOptions, NodeId, Placement, Region};
+use bluebridge::{Client, NodeId, Placement, Region};
 use bluebridge_bench::summary::{Samples, Summary};
 use bluebridge_bench::survival::{Survivor, Tally};
 use bluebridge_rack::daemon::{MEMORY_SERVER, READY_DEADLINE};
-use bluebridge_rack::layout::ENDPOINT_INTERFACE;
 use bluebridge_rack::spec::{ByteSize, DataPlane, LinkMtus, Node, RackName, RackSpec, Redirects};
 use bluebridge_rack::{Cancel, Rack, Site};
 use bluebridge_transport::udp::UdpTransport;
@@ -23,11 +22,11 @@ use super::super::bench::machine::Machine;
 use super::super::member::Deadline;
 use super::super::steps::Steps;
 use super::super::{Global, interrupt};
+use super::in_rack::Joined;
 use crate::exit::Exit;
 use crate::output;
 
 const SERVER: Node = Node::Server(1);
-const CLIENT: Node = Node::Client(1);
 
 /// How long an operation may take: longer than any restart.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -118,25 +117,6 @@ pub(super) fn run(asked: &Restarts, global: Global) -> anyhow::Result<Exit> {
     Ok(if findings.is_good() { Exit::Ok } else { Exit::Failure })
 }
 
-/// The client that probes, the others, and the server.
-type Joined = (Client<UdpTransport>, Vec<Client<UdpTransport>>, NodeId);
-
-fn join(rack: &Rack, count: u16) -> anyhow::Result<Joined> {
-    let port = rack.layout().port_of(CLIENT).context("the rack has no client")?.number;
-    let controller = format!("http://{}", rack.layout().controller());
-    let options =
-        JoinOptions::named(CLIENT.to_string()).interface(ENDPOINT_INTERFACE).switch_port(port);
-    let (mut probe, others) = rack.enter(CLIENT, || -> anyhow::Result<_> {
-        let probe = Client::join(&controller, options)?;
-        let others: Result<Vec<_>, _> = (0..count).map(|_| probe.try_clone()).collect();
-        Ok((probe, others?))
-    })??;
-    let nodes = probe.rack().context("the client did not join")?.memory_nodes;
-    let server = nodes.first().context("the rack has no memory server")?.node;
-    probe.set_deadline(DEADLINE);
-    Ok((probe, others, server))
-}
-
 /// A client that writes whenever the server was killed.
 struct Probe {
     client: Client<UdpTransport>,
@@ -184,10 +164,12 @@ fn kill_often(
     asked: &Restarts,
     cancel: &Cancel,
 ) -> anyhow::Result<(Tally, Summary)> {
-    let (probe, others, server) = join(rack, asked.clients)?;
+    let Joined { owner: mut probe, workers, servers } = Joined::to(rack, asked.clients)?;
+    let server = *servers.first().context("the rack has no memory server")?;
+    probe.set_deadline(DEADLINE);
     let probe = Probe::new(probe, server)?;
     let survivors: Vec<_> = (0..)
-        .zip(others)
+        .zip(workers)
         .map(|(seed, client)| Survivor::new(client, server, seed, DEADLINE))
         .collect::<Result<_, _>>()?;
     let stop = AtomicBool::new(false);

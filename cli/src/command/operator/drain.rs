@@ -103,7 +103,8 @@ fn words(drain: &proto::Drain) -> String {
         "" => String::new(),
         problem => format!("; {problem}"),
     };
-    format!("{name} is draining: {} migrations are open{problem}", drain.open_migrations)
+    let (open, are) = output::counted_are(drain.open_migrations.into(), "migration");
+    format!("{name} is draining: {open} {are} open{problem}")
 }
 
 fn document(drain: &proto::Drain) -> Value {
@@ -135,6 +136,8 @@ mod tests {
         assert_eq!(document(&drain)["problem"], "no room");
         drain.problem.clear();
         assert_eq!(words(&drain), "s1 is draining: 2 migrations are open");
+        drain.open_migrations = 1;
+        assert_eq!(words(&drain), "s1 is draining: 1 migration is open");
         (drain.is_drained, drain.open_migrations) = (true, 0);
         assert!(words(&drain).starts_with("s1 is drained: "));
         let shown = document(&drain);

@@ -43,6 +43,8 @@ struct Servers {
 struct Server {
     name: String,
     id: u16,
+    /// `draining` or `drained`, if an operator drains it.
+    drain: Option<&'static str>,
 }
 
 /// The selected memory servers, and the connection to them.
@@ -62,7 +64,7 @@ impl Servers {
             member.role == "memory" && member.state != "gone" && member.space == self.space
         });
         let mut servers: Vec<_> =
-            members.map(|member| Server { name: member.name, id: member.id }).collect();
+            members.map(|of| Server { name: of.name, id: of.id, drain: of.drain }).collect();
         // Ids follow the order of joining.
         servers.sort_by(|one, other| one.name.cmp(&other.name));
         if let Some(node) = node {
@@ -148,7 +150,9 @@ mod tests {
     #[test]
     fn a_server_has_a_name_or_an_id() {
         let servers = || {
-            [("s1", 2), ("s2", 1)].map(|(name, id)| Server { name: name.to_owned(), id }).to_vec()
+            [("s1", 2), ("s2", 1)]
+                .map(|(name, id)| Server { name: name.to_owned(), id, drain: None })
+                .to_vec()
         };
         for (text, id) in [("s1", 2), ("1", 1), ("2", 2)] {
             assert_eq!(pick(servers(), text).expect("it is there").id, id);

@@ -185,10 +185,11 @@ fn state(response: &RebalanceResponse) -> String {
         return format!("rebalancing is {is_on}");
     }
     let learning = if response.is_learning { ", and rates are still being learned" } else { "" };
+    let (open, are) = output::counted_are(response.open_migrations.into(), "migration");
     format!(
-        "rebalancing is {is_on}; packets are counted over windows of {window:?}, with {} more entries{learning}; {} \
-         migrations are open",
-        response.entries, response.open_migrations
+        "rebalancing is {is_on}; packets are counted over windows of {window:?}, with {} more entries{learning}; {open} {are} \
+         open",
+        response.entries
     )
 }
 

@@ -62,6 +62,12 @@ pub(in crate::command) fn run(options: Stat, global: Global) -> anyhow::Result<E
         output::json(&documents.collect::<Vec<_>>())?;
     } else {
         output::table(&COLUMNS, responses.iter().map(|(server, it)| row(server, it)).collect())?;
+        for (server, drain) in chosen.servers.iter().filter_map(|it| Some((it, it.drain?))) {
+            output::prose(&format!(
+                "{} is {drain}: no new allocations are led to it.",
+                server.name
+            ))?;
+        }
         if refusals {
             let rows =
                 responses.iter().flat_map(|(server, response)| refusal_rows(server, response));
@@ -133,6 +139,7 @@ fn document(server: &Server, response: &Response, refusals: bool) -> Value {
         "session_count": response.session_count,
         "response_count": response.answered_count,
         "direct_reads": response.direct_reads.as_ref().map(DirectReadsReport::from),
+        "drain": server.drain,
     });
     if let (true, Some(fields)) = (refusals, document.as_object_mut()) {
         let listed = response.refusals.iter();

@@ -59,17 +59,40 @@ fn a_server_that_was_killed_comes_back_with_its_memory() {
     assert_eq!(files(&rack), Vec::<Value>::new());
 }
 
-#[test]
-fn nothing_acknowledged_is_lost_when_a_server_is_killed_again_and_again() {
-    let words = ["experiment", "restarts", "--kills", "12", "--memory", "16M", "--json"];
+/// What an experiment finds in a rack of its own.
+fn experiment(name: &'static str, words: &[&str]) -> Value {
     require_root();
-    let scratch = Scratch::new("cmd-restarts");
+    let scratch = Scratch::new(name);
     let mut command = Command::new(env!("CARGO_BIN_EXE_bluebridge"));
-    command.args(words).env("BLUEBRIDGE_STATE", scratch.path().join("state"));
+    command.arg("experiment").args(words).arg("--json");
+    command.env("BLUEBRIDGE_STATE", scratch.path().join("state"));
     let output = command.output().expect("it runs");
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let found = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{found}");
+    serde_json::from_str(&found).expect("JSON")
+}
+
+#[test]
+fn no_operation_fails_while_every_server_is_drained_and_restarted_in_turn() {
+    // Twice, so that servers are drained that serve what others lost.
+    let words = ["rolling", "--size", "4M", "--seconds", "1", "--rounds", "2"];
+    let found = experiment("cmd-rolling", &words);
+    assert_eq!((&found["failures"], &found["wrong_reads"]), (&0.into(), &0.into()), "{found}");
+    let turns = found["turns"].as_array().expect("a list");
+    let servers: Vec<_> = turns.iter().filter_map(|turn| turn["server"].as_str()).collect();
+    assert_eq!(servers, ["s1", "s2", "s3", "s1", "s2", "s3"]);
+    for turn in turns {
+        let count = turn["load"]["latency"]["sample_count"].as_u64();
+        assert!(count.is_some_and(|count| count > 100), "{turn}");
+        assert!(turn["detours"]["moved"].as_u64().is_some_and(|count| count > 0), "{turn}");
+    }
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_when_a_server_is_killed_again_and_again() {
+    let words = ["restarts", "--kills", "12", "--memory", "16M"];
+    let found = experiment("cmd-restarts", &words);
     let clients = &found["clients"];
     assert_eq!((&clients["failures"], &clients["wrong_reads"]), (&0.into(), &0.into()), "{found}");
     assert!(clients["operations"].as_u64().is_some_and(|count| count > 100), "{found}");

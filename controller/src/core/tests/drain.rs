@@ -11,12 +11,12 @@ use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
 
 use super::*;
-use crate::migration::{Stage, Wanted};
+use crate::migration::{GenerationRange, Stage, Wanted};
 
 const LINE: u64 = 8;
 const CAPACITY: u64 = 1024;
 
-/// Servers whose memory never ends too early, and a controller that may be killed.
+/// Servers that lose their memory only when nothing of it is left, and a controller that may be killed.
 pub(super) struct Rack {
     pub(super) core: Core,
     pub(super) disk: Disk,
@@ -124,7 +124,19 @@ impl Rack {
             Order::Learn(of) => Report::Learned { home: of.home, version: of.version },
             Order::Forget(migration) => Report::Forgotten(migration),
             Order::Release(migration) => Report::Released(migration),
-            order => panic!("no server lost its memory: {order:?}"),
+            Order::Lose { node, began } => Report::Lost { node, began },
+            Order::Report { home, round } => {
+                let known = self.core.migrations().elsewhere();
+                let rows = known.filter(|of| of.home == home.into()).flat_map(|of| of.rows.iter());
+                let its = rows.filter(|(_, placed)| placed.at.id() == id);
+                let served = its.map(|(pages, placed)| {
+                    let GenerationRange { first, last } = placed.generations;
+                    let [first, last] = [first, last].map(|it| ArenaGeneration::new(it).unwrap());
+                    ServedRow { pages: pages.clone(), generations: Generations { first, last } }
+                });
+                let (served, given, lost) = (served.collect(), Vec::new(), Vec::new());
+                Report::Claims { home, round, served, given, lost }
+            }
         }
     }
 
@@ -163,6 +175,26 @@ impl Rack {
         }
         let shown: Vec<_> = self.core.migrations().drains().collect();
         panic!("not drained: {shown:?}");
+    }
+
+    /// A server comes back with empty memory, and all know it.
+    fn lose(&mut self, id: NodeId) {
+        let at = self.members.iter().position(|record| record.id() == id).unwrap();
+        let port = u16::try_from(at + 1).unwrap();
+        self.core.migrations_mut().disconnect(id, id.0.into());
+        let before = memory(&self.members[at].name, port, CAPACITY);
+        let record = join(&mut self.core, self.now, &again(&before));
+        self.core.migrations_mut().connect(id, id.0.into(), true);
+        self.core.heartbeat(self.now, member(&record), CAPACITY).unwrap();
+        self.members[at] = record;
+        self.own.remove(&id);
+        self.store();
+        // They learn of the loss, then report, and the home learns the result.
+        for _ in 0..3 {
+            for id in self.members.iter().map(NodeRecord::id).collect::<Vec<_>>() {
+                self.obey(id);
+            }
+        }
     }
 
     /// The server of a page.
@@ -319,6 +351,63 @@ fn a_refused_range_goes_to_another_server_and_too_little_room_is_named() {
     assert!(!rack.step(S2));
     rack.run(&[S2]);
     assert_eq!(rack.at(S2, 8), S1);
+}
+
+#[test]
+fn what_cannot_move_does_not_hold_up_the_rest() {
+    let mut rack = Rack::new(&[900, 900, 900]);
+    // More ranges that cannot move than are tried at once: their home lost the memory, and is the only other server.
+    let lost: Vec<_> = (0..30).map(|number| number * 16..number * 16 + 8).collect();
+    rack.own.insert(S1, lost.clone());
+    rack.core.drain(S1);
+    rack.core.drain(S3);
+    rack.run(&[S1, S3]);
+    assert!(lost.iter().all(|pages| rack.at(S1, pages.start) == S2));
+    rack.core.undrain(S1);
+    rack.lose(S1);
+    rack.own.insert(S2, vec![500..508, 600..608]);
+    rack.core.drain(S2);
+    for _ in 0..40 {
+        rack.now += Duration::from_secs(1);
+        for id in [S1, S2] {
+            rack.step(id);
+            rack.obey(id);
+        }
+    }
+    assert_eq!([500, 600].map(|page| rack.at(S2, page)), [S1; 2]);
+    assert!(!rack.is_drained(S2));
+    let problem = rack.problem(S2).unwrap();
+    assert!(
+        problem.starts_with("s1 lost the memory that some of these pages were part of"),
+        "{problem}"
+    );
+    rack.core.undrain(S3);
+    rack.run(&[S2]);
+    assert!(rack.problem(S2).is_none());
+    let moved: Vec<_> = rack.core.migrations().iter().map(|of| of.record.clone()).collect();
+    let on = moved.iter().filter(|it| (it.home.id(), it.giver.id(), it.taker.id()) == (S1, S2, S3));
+    assert_eq!(on.count(), 30);
+}
+
+#[test]
+fn takers_that_are_away_do_not_hold_up_a_drain() {
+    let mut rack = Rack::new(&[900, 900, 800]);
+    rack.own.insert(S1, (0..8).map(|number| number * 16..number * 16 + 8).collect());
+    rack.core.drain(S1);
+    rack.step(S1);
+    assert_eq!(rack.takers(), [S2, S2, S2, S2]);
+    rack.away.insert(S2);
+    rack.core.migrations_mut().disconnect(S2, S2.0.into());
+    for _ in 0..30 {
+        rack.now += Duration::from_secs(1);
+        rack.core.migrations_mut().handle_timeout(rack.now);
+        for id in [S1, S3] {
+            rack.step(id);
+            rack.obey(id);
+        }
+    }
+    assert!((0..8).all(|number| rack.at(S1, number * 16) == S3), "{:?}", rack.takers());
+    assert!(rack.is_drained(S1));
 }
 
 #[test]

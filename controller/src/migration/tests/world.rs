@@ -758,7 +758,13 @@ impl World {
                     self.commit();
                 }
             }
-            _ => self.core.retry(),
+            994..997 => self.core.retry(),
+            _ => {
+                self.core.handle_timeout(self.now);
+                self.now += ABSENCE;
+                self.core.handle_timeout(self.now);
+                self.commit();
+            }
         }
         self.check();
     }
