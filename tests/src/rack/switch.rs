@@ -18,6 +18,7 @@ use bluebridge_rack::layout::{OPENFLOW, P4RUNTIME};
 use bluebridge_rack::spec::{DataPlane, Node};
 use bluebridge_wire::address::{NODE_PREFIX_LEN, PAGE_SHIFT};
 use bluebridge_wire::{NodeId, Pointer};
+use ipnet::Ipv6Net;
 use v1::p4_runtime_client::P4RuntimeClient;
 use v1::set_forwarding_pipeline_config_request::Action as ConfigAction;
 
@@ -81,6 +82,22 @@ impl TestRack {
             }
             DataPlane::Ovs => read_openflow(&names).map_err(|error| error.to_string()),
         })
+    }
+
+    /// Packets that entries for pages counted, and not those for whole nodes.
+    ///
+    /// # Panics
+    /// If the switch does not respond.
+    pub fn page_packets(&self) -> u64 {
+        let lines = self.counted_tables();
+        let lines = lines.unwrap_or_else(|error| panic!("{error}")).into_iter();
+        let is_of_pages = |line: &TableLine| match &line.matches {
+            Match::Directory { destination } => {
+                destination.parse::<Ipv6Net>().is_ok_and(|it| it.prefix_len() > NODE_PREFIX_LEN)
+            }
+            _ => false,
+        };
+        lines.filter(is_of_pages).map(|line| line.packets).sum()
     }
 
     /// The redirects of the switch, with their packet counters.

@@ -190,6 +190,13 @@ impl Model {
         let Some(&name) = which.checked_rem(names.len()).and_then(|index| names.get(index)) else {
             return Ok(());
         };
+        // What its client gave up is refused for that reason.
+        let is_given_up = |client: &Client| {
+            client.session == name.0 && client.low_water.is_some_and(|low| name.1 < low)
+        };
+        if self.clients.iter().any(is_given_up) {
+            return Ok(());
+        }
         let request =
             self.sent.iter().find(|request| name_of(&request.header) == name).expect("it was sent");
         let at = page_of(self.at, page);
