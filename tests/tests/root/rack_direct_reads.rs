@@ -88,17 +88,18 @@ fn reads_cost_the_server_nothing(name: &str, switch: DataPlane) {
     read_all(&mut client, region, 1, READS);
     read_lines(&mut client, region, 1000);
     let (spent, took) = (processor_time(pid) - before, began.elapsed());
-    println!("{READS} READs in {took:?}: {spent:?} of the server");
-    // It wakes up 50 times a second to look for orders. Its process would take 200 ms or more to answer them.
-    let idle = Duration::from_millis(40) + took / 50;
+    // The server answers what is sent again because the host was slow, and polls for up to 50 us then.
+    let again = client.counters().of(Event::Retransmit);
+    println!("{READS} READs in {took:?}: {spent:?} of the server; {again} were sent again");
+    // It wakes up 50 times a second to look for orders. Its process would take 200 ms or more to answer all.
+    let repeats = u32::try_from(again).expect("few") * Duration::from_micros(100);
+    let idle = Duration::from_millis(40) + took / 50 + repeats;
     assert!(spent <= idle, "{spent:?} in {took:?}");
     // Two lines and more, each read with one READ.
     until("the server reports them", || report(&rack).answered_count >= READS + 2000);
     let DirectReads { refusal, passed_count, .. } = report(&rack);
     assert_eq!(refusal, "");
-    // The server answers what is sent again because the host was slow.
-    let again = client.counters().of(Event::Retransmit);
-    println!("{passed_count} READs were passed on, {again} were sent again");
+    println!("{passed_count} READs were passed on");
     assert!(passed_count < 100 + again, "{passed_count} READs were passed on, {again} sent again");
 }
 
