@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use bluebridge_memserver::direct::{self, NoDirectReads};
-use bluebridge_memserver::kept::{Holder, Kept, Listed, Place, Reader};
+use bluebridge_memserver::kept::{Holder, Kept, Lack, Listed, Place, Reader};
 use bluebridge_memserver::{
     ArenaFile, ArenaFileError, Claim, DirectInterface, Member, Reservation, ReserveError, Reserved,
     ServerConfig, StartError,
@@ -319,6 +319,7 @@ fn not_bound(port: u16, error: &OpenError, holder: Option<(u32, String)>) -> Opt
 fn not_answered(reason: &NoDirectReads) -> anyhow::Error {
     let remedy = match reason {
         NoDirectReads::NotKept => "name a file for it with --arena-file, ",
+        NoDirectReads::InHugePages => "name a file on a tmpfs with --arena-file, ",
         NoDirectReads::InFile => "start with --fresh, which drops the contents, ",
         _ => "",
     };
@@ -401,7 +402,10 @@ impl ServerMemory {
         match opened {
             Err(ArenaFileError::GivenUp) => Ok(None),
             Err(error) => {
-                let needs_room = matches!(error, ArenaFileError::NoRoom { .. });
+                // A map would not be made of huge pages.
+                let needs_room = matches!(
+                    &error, ArenaFileError::NoRoom { lack, .. } if *lack != Lack::HugePages
+                );
                 let no_map = if needs_room { no_map(refusal) } else { None };
                 let words = advice(&error, no_map.as_deref(), !options.fresh);
                 // Nothing is lost, and its user does not insist.
@@ -651,7 +655,6 @@ fn seed() -> anyhow::Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    use bluebridge_memserver::kept::Lack;
 
     use super::*;
 

@@ -61,6 +61,9 @@ pub enum NoDirectReads {
     /// The contents were made without it.
     #[error("the memory was made by a server without it; a server that begins empty has it")]
     InFile,
+    /// A program in the kernel can read only memory in a BPF map.
+    #[error("the memory is in huge pages (hugetlbfs), which no program in the kernel can read")]
+    InHugePages,
     /// It was not wanted.
     #[error("it is turned off")]
     Off,

@@ -1,11 +1,11 @@
 //! Opens, locks and reads the files of arenas.
 
-use std::{path::Path, thread, time::Duration};
+use std::{fs, path::Path, thread, time::Duration};
 
 use bluebridge_wire::{ArenaGeneration, NodeId, address::PAGE_BYTES};
 use rustix::{
     fd::OwnedFd,
-    fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, lstat, open, statfs},
+    fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, fstatfs, lstat, open, statfs},
     io::Errno,
     process::geteuid,
 };
@@ -16,10 +16,12 @@ use super::{
     error::directory_of,
     layout::{Header, IN_MAP, Layout, MAGIC, STATE_FULL},
 };
-use crate::direct::map;
+use crate::{direct::map, memory};
 
 /// The file system in memory (statfs(2)).
 const TMPFS_MAGIC: i64 = 0x0102_1994;
+/// The file system whose memory is the system's pool of huge pages (statfs(2)).
+const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 
 /// How often, and how long between, a lock is tried that another process has.
 const LOCK_TRIES: u32 = 10;
@@ -81,7 +83,7 @@ pub(super) fn open_file(path: &Path, purpose: Purpose) -> Result<OwnedFd, ArenaF
         Errno::NOENT => ArenaFileError::NoDirectory { directory: directory_of(path).to_owned() },
         error => failed("examine", error),
     })?;
-    if system.f_type != TMPFS_MAGIC {
+    if !matches!(system.f_type, TMPFS_MAGIC | HUGETLBFS_MAGIC) {
         let path = path.to_owned();
         return Err(match purpose {
             Purpose::Make => ArenaFileError::OnDisk { path },
@@ -109,6 +111,49 @@ pub(super) fn open_file(path: &Path, purpose: Purpose) -> Result<OwnedFd, ArenaF
     Ok(file)
 }
 
+/// The pages of which a file consists: its length is a multiple of them, and its mapping, too.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Pages {
+    /// Those of tmpfs.
+    Small,
+    /// Huge pages of the system's pool, of so many bytes.
+    Huge(usize),
+}
+
+impl Pages {
+    pub(super) fn of(file: &OwnedFd) -> Result<Self, Errno> {
+        let system = fstatfs(file)?;
+        Ok(match (system.f_type, usize::try_from(system.f_bsize)) {
+            (HUGETLBFS_MAGIC, Ok(bytes)) if bytes.is_power_of_two() => Self::Huge(bytes),
+            _ => Self::Small,
+        })
+    }
+
+    /// Bytes of whole pages that hold so many bytes.
+    pub(super) const fn holding(self, bytes: usize) -> usize {
+        let unit = match self {
+            Self::Small => PAGE_BYTES,
+            Self::Huge(unit) => unit,
+        };
+        match bytes.checked_next_multiple_of(unit) {
+            Some(rounded) => rounded,
+            None => bytes,
+        }
+    }
+}
+
+/// Bytes that the pool of huge pages of this size has for new files and mappings; `None` if the system does not say it
+/// (Documentation/admin-guide/mm/hugetlbpage.rst of Linux).
+pub(super) fn pool_bytes(huge_page: usize) -> Option<u64> {
+    let number = |name: &str| -> Option<u64> {
+        let path = format!("/sys/kernel/mm/hugepages/hugepages-{}kB/{name}", huge_page / 1024);
+        fs::read_to_string(path).ok()?.trim().parse().ok()
+    };
+    let unreserved = number("free_hugepages")?.saturating_sub(number("resv_hugepages")?);
+    let may_grow = number("nr_overcommit_hugepages")?.saturating_sub(number("surplus_hugepages")?);
+    unreserved.checked_add(may_grow)?.checked_mul(huge_page as u64)
+}
+
 /// What is no regular file of this user.
 fn foreign_kind(stat: &rustix::fs::Stat) -> Option<Foreign> {
     match FileType::from_raw_mode(stat.st_mode) {
@@ -123,7 +168,7 @@ fn foreign_kind(stat: &rustix::fs::Stat) -> Option<Foreign> {
 
 /// What a file system lacks that does not make a file for this error; `None` if it is another one.
 pub(super) fn lack_of_new_file(path: &Path, error: &std::io::Error) -> Option<Lack> {
-    let lack = Lack::of(error)?;
+    let lack = Lack::of(error, Pages::Small)?;
     let has_no_files = statfs(directory_of(path)).is_ok_and(|it| it.f_files > 0 && it.f_ffree == 0);
     Some(if lack == Lack::Room && has_no_files { Lack::Files } else { lack })
 }
@@ -156,7 +201,10 @@ pub(super) fn arena_header(path: &Path, file: &OwnedFd) -> Result<Option<Header>
         path: path.to_owned(),
         error: error.into(),
     };
-    if fstat(file).map_err(failed)?.st_size == 0 {
+    let stat = fstat(file).map_err(failed)?;
+    // A file in huge pages gets its length before its header.
+    let is_unwritten = |pages| matches!(pages, Pages::Huge(_)) && stat.st_blocks == 0;
+    if stat.st_size == 0 || is_unwritten(Pages::of(file).map_err(failed)?) {
         return Ok(None);
     }
     match read_header(file).map_err(failed)? {
@@ -174,12 +222,12 @@ pub(super) fn is_copy(header: &Header, stat: &rustix::fs::Stat) -> bool {
 pub(super) const OTHER_LENGTH: &str = "it has another length than it says";
 
 /// Whether a file does not have the length that follows from its header, which is not damaged otherwise.
-pub(super) fn has_other_length(header: &Header, stat: &rustix::fs::Stat) -> bool {
-    let wanted = match header.backing {
+pub(super) fn has_other_length(header: &Header, pages: Pages, stat: &rustix::fs::Stat) -> bool {
+    let needed = match header.backing {
         IN_MAP => PAGE_BYTES,
         _ => Layout::of(header).file_bytes(),
     };
-    usize::try_from(stat.st_size).ok() != Some(wanted)
+    usize::try_from(stat.st_size).ok() != Some(pages.holding(needed))
 }
 
 /// Refuses contents in a map that this process does not see, and that only another one can use or free.
@@ -204,7 +252,14 @@ pub(super) fn map_bytes(header: &Header, stat: &rustix::fs::Stat) -> u64 {
     if has_map { bytes } else { 0 }
 }
 
-pub(super) fn write_header(file: &OwnedFd, header: &Header) -> Result<(), Errno> {
+/// Writes the header into a file whose first page exists if it is a huge one: `write` does not work there.
+pub(super) fn write_header(file: &OwnedFd, pages: Pages, header: &Header) -> Result<(), Errno> {
+    if let Pages::Huge(bytes) = pages {
+        let own = rustix::io::fcntl_dupfd_cloexec(file, 0)?;
+        let mut first = memory::map_kept(own, bytes, None)?;
+        first[..size_of::<Header>()].copy_from_slice(header.as_bytes());
+        return Ok(());
+    }
     let mut written = 0;
     while let Some(rest) = header.as_bytes().get(written..).filter(|rest| !rest.is_empty()) {
         written += rustix::io::pwrite(file, rest, written as u64)?;

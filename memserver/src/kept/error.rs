@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::layout::VERSION;
+use super::{access::Pages, layout::VERSION};
 
 /// The file cannot be used; its contents did not change. The text is the cause; what helps depends on who reads it
 /// ([`ArenaFileError::remedy`]).
@@ -115,7 +115,7 @@ pub enum ArenaFileError {
         file: PathBuf,
     },
     /// It is on a disk.
-    #[error("{} is not on a file system in memory (tmpfs)", directory_of(path).display())]
+    #[error("{} is not on a file system in memory (tmpfs or hugetlbfs)", directory_of(path).display())]
     OnDisk {
         /// The file.
         path: PathBuf,
@@ -207,6 +207,8 @@ impl fmt::Display for Foreign {
 pub enum Lack {
     /// Files of its file system (inodes).
     Files,
+    /// Pages of the system's pool of huge pages.
+    HugePages,
     /// Memory of the machine.
     Memory,
     /// This user's quota of its file system.
@@ -217,11 +219,14 @@ pub enum Lack {
 
 impl Lack {
     /// What is lacking for this error; `None` if nothing is.
-    pub(super) fn of(error: &io::Error) -> Option<Self> {
-        match error.kind() {
-            io::ErrorKind::OutOfMemory => Some(Self::Memory),
-            io::ErrorKind::QuotaExceeded => Some(Self::Quota),
-            io::ErrorKind::StorageFull => Some(Self::Room),
+    pub(super) fn of(error: &io::Error, pages: Pages) -> Option<Self> {
+        match (error.kind(), pages) {
+            (io::ErrorKind::OutOfMemory | io::ErrorKind::StorageFull, Pages::Huge(_)) => {
+                Some(Self::HugePages)
+            }
+            (io::ErrorKind::OutOfMemory, Pages::Small) => Some(Self::Memory),
+            (io::ErrorKind::QuotaExceeded, _) => Some(Self::Quota),
+            (io::ErrorKind::StorageFull, Pages::Small) => Some(Self::Room),
             _ => None,
         }
     }
@@ -231,6 +236,11 @@ impl Lack {
         match self {
             Self::Files => {
                 format!("{directory} has no room for another file: its inodes are used up")
+            }
+            Self::HugePages => {
+                format!(
+                    "the system's pool has too few free huge pages for a file of {bytes} bytes in {directory}"
+                )
             }
             Self::Memory => {
                 format!("the system has no memory for a file of {bytes} bytes in {directory}")

@@ -20,8 +20,9 @@ use rustix::{
 use super::{
     ArenaFileError, Lack, ShardMemory,
     access::{
-        OTHER_LENGTH, Purpose, arena_header, check_visible, contents_of, has_other_length, is_copy,
-        lack_of_new_file, map_bytes, occupied, open_file, shape, take_file, write_header,
+        OTHER_LENGTH, Pages, Purpose, arena_header, check_visible, contents_of, has_other_length,
+        is_copy, lack_of_new_file, map_bytes, occupied, open_file, pool_bytes, shape, take_file,
+        write_header,
     },
     layout::{
         Cut, Header, IN_FILE, IN_MAP, Layout, MAGIC, Mapped, SPACES_MAX, STATE_EMPTY, STATE_FULL,
@@ -104,6 +105,7 @@ pub struct Kept {
     header: Table<Header>,
     shards: Vec<ShardMemory>,
     bytes: u64,
+    page_kind: PageKind,
     direct: Result<DirectMemory, NoDirectReads>,
 }
 
@@ -127,21 +129,41 @@ impl ArenaFile {
         let file = take_file(&self.path, Purpose::Make).map_err(|error| match &error {
             ArenaFileError::Io { error: source, .. } => {
                 let lack = lack_of_new_file(&self.path, source);
-                lack.map_or(error, |lack| self.no_room(self.needed(&layout), lack))
+                let needed = self.needed(&layout, Pages::Small);
+                lack.map_or(error, |lack| self.no_room(needed, lack))
             }
             _ => error,
         })?;
+        let pages = Pages::of(&file).map_err(|error| self.failed("examine", error.into()))?;
+        match pages {
+            Pages::Huge(_) if self.is_direct => {
+                let in_file = Self { is_direct: false, ..self.clone() };
+                let kept = in_file.open_taken(file, pages, &layout, progress)?;
+                Ok(Kept { direct: Err(NoDirectReads::InHugePages), ..kept })
+            }
+            _ => self.open_taken(file, pages, &layout, progress),
+        }
+    }
+
+    /// [`Self::open`], of a file that this process has taken.
+    fn open_taken(
+        &self,
+        file: OwnedFd,
+        pages: Pages,
+        layout: &Layout,
+        progress: impl FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Kept, ArenaFileError> {
         let earlier = arena_header(&self.path, &file)?;
         if let Some(header) = &earlier {
             let stat = fstat(&file).map_err(|error| self.failed("examine", error.into()))?;
             check_visible(&self.path, header, &stat)?;
         }
-        let mut held = self.held(&file, &layout)?;
+        let mut held = self.held(&file, layout)?;
         if held.is_some_and(|header| self.is_to_be_remade(&header)) {
             held = None;
         }
         let has_contents = held.is_some_and(|header| header.state == STATE_FULL);
-        let bytes = layout.file_bytes();
+        let bytes = pages.holding(layout.file_bytes());
         let mut unassigned = Unassigned(None);
         let id = match held {
             Some(header) => header.id,
@@ -152,7 +174,7 @@ impl ArenaFile {
             if earlier.is_none() {
                 unassigned.0 = Some((self.path.clone(), id));
             }
-            self.check_room(&file, &layout, earlier.as_ref())?;
+            self.check_room(&file, pages, layout, earlier.as_ref())?;
             // What it held is dropped from here on.
             unassigned.0 = Some((self.path.clone(), id));
             let stat = fstat(&file).map_err(|error| self.failed("examine", error.into()))?;
@@ -160,19 +182,20 @@ impl ArenaFile {
                 map::remove(&header.id)
                     .map_err(|error| self.failed("drop the memory of", error))?;
             }
-            new_map = self.make(&file, &layout, id, progress)?;
+            new_map = self.make(&file, pages, layout, id, progress)?;
         } else if self.claim != Claim::OnDemand {
             // An earlier server may have left out pages that were not used.
             let stat = fstat(&file).map_err(|error| self.failed("examine", error.into()))?;
             let wanted = u64::try_from(stat.st_size).unwrap_or(0);
             if occupied(&stat) < wanted {
                 let wanted = usize::try_from(wanted).unwrap_or(bytes);
-                self.allocate(&file, 0..wanted, wanted, progress)?;
+                self.allocate(&file, pages, 0..wanted, wanted, progress)?;
             }
         }
         let is_direct = held.map_or(self.is_direct, |header| header.backing == IN_MAP);
         let mapped = |file, bytes, locked| {
-            memory::map_kept(file, bytes, locked).map_err(|error| self.failed("map", error.into()))
+            memory::map_kept(file, bytes, locked)
+                .map_err(|error| self.not_given("map", bytes as u64, pages, error))
         };
         let mut direct_map = None;
         let (mut header, cut) = if is_direct {
@@ -231,8 +254,12 @@ impl ArenaFile {
             }
         }
         let page_bytes = shards.iter().map(|shard| shard.page_bytes() as u64).sum();
+        let page_kind = match pages {
+            Pages::Small => PageKind::Plain,
+            Pages::Huge(_) => PageKind::Huge,
+        };
         let path = self.path.clone();
-        Ok(Kept { unassigned, path, header, shards, bytes: page_bytes, direct })
+        Ok(Kept { unassigned, path, header, shards, bytes: page_bytes, page_kind, direct })
     }
 
     /// Whether a server of the same sizes could take over what a file holds, as far as that can be seen while another
@@ -339,7 +366,8 @@ impl ArenaFile {
         if is_copy(&header, &stat) {
             return Err(ArenaFileError::Copy { path: path() });
         }
-        if has_other_length(&header, &stat) {
+        let pages = Pages::of(file).map_err(|error| self.failed("examine", error.into()))?;
+        if has_other_length(&header, pages, &stat) {
             return Err(self.damaged(OTHER_LENGTH));
         }
         let (found, wanted) = (shape(&header), shape(&self.new_header(layout)));
@@ -353,10 +381,11 @@ impl ArenaFile {
     fn check_room(
         &self,
         file: &OwnedFd,
+        pages: Pages,
         layout: &Layout,
         earlier: Option<&Header>,
     ) -> Result<(), ArenaFileError> {
-        let total = layout.file_bytes() as u64;
+        let total = pages.holding(layout.file_bytes()) as u64;
         // Before any of it is allocated: a file system in memory may be larger than the memory.
         let examined = |error: Errno| self.failed("examine", error.into());
         let system = fstatfs(file).map_err(examined)?;
@@ -369,6 +398,15 @@ impl ArenaFile {
             _ => system.f_bavail.saturating_mul(block).saturating_add(own),
         };
         let own = own.saturating_add(earlier.map_or(0, |header| map_bytes(header, &stat)));
+        if let Pages::Huge(huge_page) = pages {
+            // They are no part of the memory that is available otherwise.
+            let pool = pool_bytes(huge_page).map_or(u64::MAX, |bytes| bytes.saturating_add(own));
+            return if pool.min(free) < total {
+                Err(self.no_room(total, Lack::HugePages))
+            } else {
+                Ok(())
+            };
+        }
         let available =
             reserve::available_bytes().map_or(u64::MAX, |bytes| bytes.saturating_add(own));
         if available < total && self.is_direct {
@@ -382,9 +420,9 @@ impl ArenaFile {
     }
 
     /// Bytes that the file needs.
-    fn needed(&self, layout: &Layout) -> u64 {
+    fn needed(&self, layout: &Layout, pages: Pages) -> u64 {
         let bytes = if self.is_direct { PAGE_BYTES } else { layout.file_bytes() };
-        bytes as u64
+        pages.holding(bytes) as u64
     }
 
     fn no_room(&self, bytes: u64, lack: Lack) -> ArenaFileError {
@@ -392,9 +430,15 @@ impl ArenaFile {
     }
 
     /// The error of giving the file so many bytes.
-    fn not_given(&self, doing: &'static str, bytes: u64, error: Errno) -> ArenaFileError {
+    fn not_given(
+        &self,
+        doing: &'static str,
+        bytes: u64,
+        pages: Pages,
+        error: Errno,
+    ) -> ArenaFileError {
         let error = error.into();
-        match Lack::of(&error) {
+        match Lack::of(&error, pages) {
             Some(lack) => self.no_room(bytes, lack),
             None => self.failed(doing, error),
         }
@@ -408,6 +452,7 @@ impl ArenaFile {
     fn make(
         &self,
         file: &OwnedFd,
+        pages: Pages,
         layout: &Layout,
         id: [u8; 16],
         mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
@@ -415,15 +460,20 @@ impl ArenaFile {
         let bytes = layout.file_bytes();
         let total = bytes as u64;
         // The header comes first, so that a file that is not finished is known as one.
-        let length = self.needed(layout);
+        let length = self.needed(layout, pages);
         let inode = fstat(file).map_err(|error| self.failed("examine", error.into()))?.st_ino;
         let header = Header { id, inode, ..self.new_header(layout) };
-        let resized = ftruncate(file, 0)
-            .and_then(|()| write_header(file, &header))
-            .and_then(|()| ftruncate(file, length));
-        resized.map_err(|error| self.not_given("resize", length, error))?;
+        let go_on = |_, _| ControlFlow::Continue(());
+        let failed = |error| self.not_given("resize", length, pages, error);
+        ftruncate(file, 0).map_err(failed)?;
+        if let Pages::Huge(first) = pages {
+            ftruncate(file, length).map_err(failed)?;
+            self.allocate(file, pages, 0..first, bytes, go_on)?;
+        }
+        let written = write_header(file, pages, &header).and_then(|()| ftruncate(file, length));
+        written.map_err(failed)?;
         if self.is_direct {
-            self.allocate(file, 0..PAGE_BYTES, PAGE_BYTES, |_, _| ControlFlow::Continue(()))?;
+            self.allocate(file, pages, 0..PAGE_BYTES, PAGE_BYTES, go_on)?;
             let map = wait_for_map(&id, bytes, || progress(0, total))?;
             return map.map(Some).map_err(|error| self.no_map(total, error));
         }
@@ -433,7 +483,7 @@ impl ArenaFile {
             Claim::OnDemand => layout.tables_bytes(),
             Claim::Lock | Claim::Prefault => bytes,
         };
-        self.allocate(file, 0..end, bytes, progress)?;
+        self.allocate(file, pages, 0..end, bytes, progress)?;
         Ok(None)
     }
 
@@ -441,6 +491,7 @@ impl ArenaFile {
     fn allocate(
         &self,
         file: &OwnedFd,
+        pages: Pages,
         range: Range<usize>,
         bytes: usize,
         mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
@@ -453,7 +504,7 @@ impl ArenaFile {
                 match fallocate(file, FallocateFlags::empty(), from, length) {
                     Ok(()) => break,
                     Err(Errno::INTR) => {}
-                    Err(error) => return Err(self.not_given("allocate", total, error)),
+                    Err(error) => return Err(self.not_given("allocate", total, pages, error)),
                 }
             }
             if progress(end as u64, total).is_break() {
@@ -547,7 +598,7 @@ impl Kept {
         self.unassigned.0 = None;
         Ok(Reserved {
             parts: self.shards,
-            page_kind: PageKind::Plain,
+            page_kind: self.page_kind,
             refusals: Vec::new(),
             direct: self.direct,
         })

@@ -14,8 +14,8 @@ use rustix::{
 use super::{
     ArenaFileError, Holder,
     access::{
-        OTHER_LENGTH, Purpose, arena_header, check_visible, contents_of, has_other_length, is_copy,
-        map_bytes, occupied, open_file, read_header, take_file,
+        OTHER_LENGTH, Pages, Purpose, arena_header, check_visible, contents_of, has_other_length,
+        is_copy, map_bytes, occupied, open_file, read_header, take_file,
     },
     error::directory_of,
     file::{DIRECTORY, OTHER_SIZE, PREFIX, other_map},
@@ -32,6 +32,7 @@ fn is_known(header: &Header) -> bool {
 fn damage_of(
     path: &Path,
     header: &Header,
+    pages: Pages,
     stat: &rustix::fs::Stat,
     place: Place,
 ) -> Option<String> {
@@ -43,7 +44,7 @@ fn damage_of(
     match place {
         Place::OfOriginal => None,
         Place::Gone => map::named_after(path).map(|other| other_map(&other)),
-        _ if is_made && has_other_length(header, stat) => Some(OTHER_LENGTH.to_owned()),
+        _ if is_made && has_other_length(header, pages, stat) => Some(OTHER_LENGTH.to_owned()),
         Place::InMap if is_made => {
             let bytes = Layout::of(header).file_bytes();
             map::has_other_size(&header.id, bytes).then(|| OTHER_SIZE.to_owned())
@@ -205,7 +206,7 @@ impl Listed {
             error: error.into(),
         };
         let header = read_header(&file).map_err(failed)?;
-        let stat = fstat(&file).map_err(failed)?;
+        let (stat, pages) = (fstat(&file).map_err(failed)?, Pages::of(&file).map_err(failed)?);
         let is_free = flock(&file, FlockOperation::NonBlockingLockShared).is_ok();
         let is_arena = header.is_some() || stat.st_size == 0;
         let process = header.map_or(0, |header| header.process);
@@ -223,7 +224,7 @@ impl Listed {
             },
         };
         let known = header.filter(|header| header.version == VERSION);
-        let damage = known.and_then(|header| damage_of(path, &header, &stat, place));
+        let damage = known.and_then(|header| damage_of(path, &header, pages, &stat, place));
         // What a damaged header says of its contents need not be so.
         let holder = holder.filter(|_| damage.is_none());
         Ok(Self {

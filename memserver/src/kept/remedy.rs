@@ -98,6 +98,8 @@ impl ArenaFileError {
                         "remove files there (`df -i {}` counts them), or name a file elsewhere with --arena-file",
                         directory_of(path).display()
                     ),
+                    Lack::HugePages => "give it more (`sysctl vm.nr_hugepages`), use less --memory, or name a file on a \
+                                        tmpfs with --arena-file".into(),
                     Lack::Memory if is_small => "end other programs".into(),
                     Lack::Memory => "end other programs, or use less --memory".into(),
                     Lack::Quota | Lack::Room if is_small => {
@@ -198,6 +200,9 @@ impl ArenaFileError {
                 let is_small = *bytes <= SMALL_BYTES;
                 match lack {
                     Lack::Files => format!("remove files there, {AGAIN}"),
+                    Lack::HugePages => format!(
+                        "give it more (`sysctl vm.nr_hugepages`), {AGAIN}, or build the rack with less --memory"
+                    ),
                     Lack::Memory if is_small => format!("end other programs, {AGAIN}"),
                     Lack::Memory => "build the rack with less --memory".into(),
                     Lack::Quota | Lack::Room if is_small => {

@@ -12,7 +12,9 @@ use zerocopy::IntoBytes;
 
 use super::{
     ArenaFile, ArenaFileError, Foreign, Holder, Kept, Lack, Listed, PageRecord, Place, Reader,
+    access::{Pages, pool_bytes},
 };
+
 use crate::Claim;
 
 /// A directory in memory that is removed at the end.
@@ -385,6 +387,21 @@ fn less_memory_is_a_remedy_only_if_it_helps() {
         }
     }
     assert!(error(Lack::Files, 1 << 24).to_string().contains("its inodes are used up"));
+    let huge = error(Lack::HugePages, 1 << 24);
+    assert_remedies(&huge, "vm.nr_hugepages", &["vm.nr_hugepages", "`bluebridge rack restart`"]);
+    // A machine with more memory does not have more huge pages.
+    assert!(!huge.advice(&Reader::Server).contains("end other programs"));
+}
+
+/// The rest is tested in a virtual machine, which has a pool of huge pages of its own.
+#[test]
+fn a_file_in_huge_pages_consists_of_whole_ones() {
+    let huge = Pages::Huge(2 << 20);
+    for (bytes, whole) in [(0, 0), (1, 2 << 20), (2 << 20, 2 << 20), ((2 << 20) + 1, 4 << 20)] {
+        assert_eq!(huge.holding(bytes), whole);
+    }
+    assert_eq!((Pages::Small.holding(4097), huge.holding(usize::MAX)), (8192, usize::MAX));
+    assert_eq!(pool_bytes(12_288), None, "no processor has huge pages of this size");
 }
 
 #[test]

@@ -29,9 +29,37 @@ ip -6 addr add "fd00:bb:7::1:$VM/64" dev eth0 nodad
 
 const SERVER: &str = r#"
 "$BLUEBRIDGE" memserver --name s1 --memory 16M &
+vm-barrier written
 vm-barrier done
 kill $!
 wait $!
+"#;
+
+/// Its memory is in huge pages, and it is killed while the client uses it.
+const SERVER_IN_HUGE_PAGES: &str = r#"
+echo 16 >/proc/sys/vm/nr_hugepages
+mkdir /huge
+mount -t hugetlbfs none /huge
+options="--name s1 --arena-file /huge/arena"
+code=0
+"$BLUEBRIDGE" memserver $options --memory 64M 2>/tmp/refused || code=$?
+cat /tmp/refused
+[ $code = 1 ]
+grep -q "the system's pool has too few free huge pages" /tmp/refused
+grep -q "sysctl vm.nr_hugepages" /tmp/refused
+[ ! -e /huge/arena ]
+"$BLUEBRIDGE" memserver $options --memory 16M &
+vm-barrier written
+kill -9 $!
+wait $! || true
+"$BLUEBRIDGE" memserver $options --memory 16M --claim on-demand 2>/tmp/log &
+vm-barrier done
+kill $!
+wait $!
+cat /tmp/log
+grep -q "page_kind=Huge" /tmp/log
+"$BLUEBRIDGE" arena drop /huge/arena
+[ "$(cat /sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages)" = 16 ]
 "#;
 
 const CLIENT: &str = r#"
@@ -45,11 +73,13 @@ done
 [ "$("$BLUEBRIDGE" read "$P" --length 8)" = "far away" ]
 "$BLUEBRIDGE" update "$P" --set "MY TURN!"
 [ "$("$BLUEBRIDGE" read "$P" --length 8)" = "MY TURN!" ]
+L=$("$BLUEBRIDGE" alloc-write --on s1 --file long)
+vm-barrier written
+[ "$("$BLUEBRIDGE" read "$P" --length 8)" = "MY TURN!" ]
 "$BLUEBRIDGE" delete "$P"
 code=0
 "$BLUEBRIDGE" read "$P" || code=$?
 [ $code = 3 ]
-L=$("$BLUEBRIDGE" alloc-write --on s1 --file long)
 "$BLUEBRIDGE" read "$L" --length "$LONG" >/tmp/read
 cmp long /tmp/read
 vm-barrier done
@@ -178,7 +208,7 @@ impl Drop for Rack {
 
 #[test]
 fn a_client_uses_the_memory_of_a_server_in_another_machine() {
-    in_child(|| memory_is_used_across_machines(Switch::Soft));
+    in_child(|| memory_is_used_across_machines(Switch::Soft, SERVER_IN_HUGE_PAGES));
 }
 
 mod root {
@@ -187,16 +217,16 @@ mod root {
     #[test]
     fn machines_are_joined_by_the_switch_in_the_kernel_through_taps() {
         require_root();
-        in_child(|| memory_is_used_across_machines(Switch::Ebpf));
+        in_child(|| memory_is_used_across_machines(Switch::Ebpf, SERVER));
     }
 }
 
-fn memory_is_used_across_machines(switch: Switch) {
+fn memory_is_used_across_machines(switch: Switch, server: &str) {
     let mut rack = Rack::start(switch);
     let long: Vec<u8> = (0..LONG).map(|at| (at.wrapping_mul(31) >> 3).to_le_bytes()[0]).collect();
     fs::write(rack.scratch.file("long"), &long).expect("written");
     let machines = [
-        rack.endpoint(&installed(Kernel::V6_1), 1, "s1", SERVER),
+        rack.endpoint(&installed(Kernel::V6_1), 1, "s1", server),
         rack.endpoint(&installed(Kernel::V6_12), 2, "c1", CLIENT),
     ];
     for (result, name) in run_together(&machines).into_iter().zip(["server", "client"]) {

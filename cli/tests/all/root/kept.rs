@@ -541,7 +541,7 @@ fn a_server_says_why_its_memory_cannot_be_kept() {
         (
             "mount -t ramfs ramfs /dev/shm\n",
             file.to_owned(),
-            "/dev/shm is not on a file system in memory (tmpfs); every change would be written to a disk: name a file \
+            "/dev/shm is not on a file system in memory (tmpfs or hugetlbfs); every change would be written to a disk: name a file \
              on a tmpfs with --arena-file",
         ),
         (
