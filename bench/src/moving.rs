@@ -6,6 +6,7 @@
 use std::{
     ops::Range,
     sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -37,6 +38,11 @@ pub struct Load {
     stop: AtomicBool,
     begun: Instant,
 }
+
+/// A thread of the load panicked, which is a defect of this program.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("a client's thread panicked")]
+pub struct WorkerPanicked;
 
 /// One operation: both times in units of 10 us and 10 ns, so that many fit into memory.
 #[derive(Clone, Copy, Debug)]
@@ -124,9 +130,10 @@ pub struct Interval {
 }
 
 /// The load in a short time, for a plot.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub struct Bucket {
-    /// When it began, in seconds.
+    /// When it began, in seconds since the load began.
+    #[serde(rename = "at_s")]
     pub at: f64,
     /// Operations that began in it, per second.
     pub operations_per_second: f64,
@@ -321,16 +328,39 @@ impl Load {
         self.phase.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Ends the workers.
-    pub fn stop(&self) {
+    fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Runs a worker with each client beside `task`, and ends them when it returns; returns its result, and what they saw.
+    ///
+    /// # Errors
+    /// [`WorkerPanicked`].
+    pub fn beside<T: Transport + Send, R>(
+        &self,
+        clients: Vec<Client<T>>,
+        task: impl FnOnce() -> R,
+    ) -> Result<(R, Seen), WorkerPanicked> {
+        let count = clients.len();
+        thread::scope(|scope| {
+            let running: Vec<_> = (0..)
+                .zip(clients)
+                .map(|(number, client)| scope.spawn(move || self.work(client, number, count)))
+                .collect();
+            let result = task();
+            self.stop();
+            let mut seen = Seen::default();
+            for one in running {
+                seen.add(one.join().map_err(|_| WorkerPanicked)?);
+            }
+            Ok((result, seen))
+        })
     }
 
     /// Works until [`Load::stop`]: READs of one page (50 %) and of eight (10 %), WRITEs or UPDATEs of a page (30 %) and
     /// FETCH_ADDs (10 %), all at random places. Of `count` workers, number `number` writes every page of which it is the
     /// remainder.
-    #[must_use]
-    pub fn work<T: Transport>(&self, mut client: Client<T>, number: usize, count: usize) -> Seen {
+    fn work<T: Transport>(&self, mut client: Client<T>, number: usize, count: usize) -> Seen {
         let mut seen = Seen::default();
         // Growing would stop the worker for milliseconds; pages that are not used cost nothing.
         seen.operations.reserve(8 << 20);
@@ -524,7 +554,19 @@ pub fn copy_all<T: Transport>(
     Ok(begun.elapsed())
 }
 
-/// Reads single pages of a region at random, as a client does that has only just joined; returns its detours.
+/// What a client saw that reads single pages.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct SomeReads {
+    /// How long a READ took.
+    pub latency: Summary,
+    /// The requests that did not go straight to the page.
+    pub detours: Detours,
+    /// Pages whose parts were of different pages or changes.
+    pub wrong_reads: u64,
+}
+
+/// Reads single pages of a region at random, as a client does that has only just joined. The pages must have been filled by
+/// a [`Load`].
 ///
 /// # Errors
 /// If the memory cannot be read.
@@ -532,15 +574,21 @@ pub fn read_some<T: Transport>(
     client: &mut Client<T>,
     region: Region,
     count: usize,
-) -> Result<Detours, Error> {
+) -> Result<SomeReads, Error> {
     let mut random = SmallRng::seed_from_u64(7);
     let mut bytes = vec![0; PAGE_BYTES];
-    let before = Detours::of(client);
+    let (before, mut samples, mut wrong_reads) = (Detours::of(client), Samples::default(), 0);
+    let pages = page_count(region.length_bytes()).saturating_sub(COUNTERS).max(1);
     for _ in 0..count {
-        let page = random.random_range(0..page_count(region.length_bytes()));
+        let page = random.random_range(0..pages);
+        let begun = Instant::now();
         client.read(region.at((page * PAGE_BYTES) as u64)?, &mut bytes)?;
+        samples.add(begun.elapsed());
+        let (first, rest) = bytes.split_at(size_of::<u64>());
+        wrong_reads += u64::from(rest.chunks_exact(first.len()).any(|chunk| chunk != first));
     }
-    Ok(Detours::of(client).since(before))
+    let detours = Detours::of(client).since(before);
+    Ok(SomeReads { latency: samples.summary(), detours, wrong_reads })
 }
 
 /// Lines that a probe is ahead of the move at first: more than are on their way at once.

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from bluebridge_mininet.ending import together
 
@@ -28,6 +28,43 @@ LOG_TAIL_BYTES = 2000
 
 class DaemonError(RuntimeError):
     """A daemon did not start."""
+
+
+class Readiness:
+    """A socket at which a process reports that it is ready, by the protocol of ``sd_notify``.
+
+    Use it in a ``with`` statement, and give the process its ``environment``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Make the socket."""
+        path.unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        self._socket.settimeout(0.1)
+        self.environment = {"NOTIFY_SOCKET": str(path)}
+
+    def __enter__(self) -> Self:
+        """Return the socket."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self._socket.close()
+
+    def wait(
+        self, process: subprocess.Popen[Any] | None, *, seconds: float = READY_SECONDS
+    ) -> bool:
+        """Wait until the process is ready; it is not if it ended, or the time is over."""
+        for _ in range(int(seconds / 0.1)):
+            try:
+                if b"READY=1" in self._socket.recv(4096):
+                    return True
+            except TimeoutError:
+                pass
+            if process is None or process.poll() is not None:
+                break
+        return False
 
 
 @dataclass
@@ -57,12 +94,8 @@ class Daemon:
             DaemonError: it ended, or was not ready in time; the text has the end of its log.
 
         """
-        path = self.directory / f"{self.name}.ready"
-        path.unlink(missing_ok=True)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:
-            ready.bind(str(path))
-            ready.settimeout(0.1)
-            environment = os.environ | self.environment | {"NOTIFY_SOCKET": str(path)}
+        with Readiness(self.directory / f"{self.name}.ready") as ready:
+            environment = os.environ | self.environment | ready.environment
             with self.log.open("wb") as log:
                 self.process = self.node.popen(
                     together(self.arguments),
@@ -71,20 +104,8 @@ class Daemon:
                     stderr=subprocess.STDOUT,
                     env=environment,
                 )
-            self._await(ready)
-
-    def _await(self, ready: socket.socket) -> None:
-        process = self.process
-        if process is None:
-            return
-        for _ in range(int(READY_SECONDS / 0.1)):
-            try:
-                if b"READY=1" in ready.recv(4096):
-                    return
-            except TimeoutError:
-                pass
-            if process.poll() is not None:
-                break
+            if ready.wait(self.process):
+                return
         tail = self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
         self.stop()
         message = f"{self.name} is not ready:\n{tail}"

@@ -28,7 +28,7 @@ from mininet.net import Mininet
 from mininet.node import Node, Switch
 from mininet.topo import Topo
 
-from bluebridge_mininet.daemon import Daemon
+from bluebridge_mininet.daemon import Daemon, Readiness
 from bluebridge_mininet.ending import run, together, uninterrupted
 
 if TYPE_CHECKING:
@@ -252,9 +252,39 @@ class Rack:
 
     def begin(self, name: str, *arguments: str) -> subprocess.Popen[str]:
         """Start ``bluebridge`` as an endpoint; :func:`finished` waits for it."""
-        process: subprocess.Popen[str] = self.host(name).popen(
+        return self._begin(name, arguments, self.environment(name))
+
+    def begin_ready(self, name: str, *arguments: str) -> subprocess.Popen[str]:
+        """Start ``bluebridge`` as an endpoint, and wait until it reports that its work begins.
+
+        Raises:
+            RuntimeError: it ended before that, or took too long; the text has its output.
+
+        """
+        with Readiness(self.directory / f"{name}-command.ready") as ready:
+            process = self._begin(name, arguments, self.environment(name) | ready.environment)
+            if not ready.wait(process, seconds=RUN_SECONDS):
+                finished(name, process, seconds=0.0)
+                message = f"{name}: bluebridge ended before its work began"
+                raise RuntimeError(message)
+        return process
+
+    def operate(self, *arguments: str) -> str:
+        """Run ``bluebridge`` as the operator of the controller, and return its output.
+
+        Raises:
+            RuntimeError: it failed; the text has its output.
+
+        """
+        environment = {"BLUEBRIDGE_CONTROLLER": self.controller}
+        return finished("sw1", self._begin("sw1", arguments, environment))
+
+    def _begin(
+        self, node: str, arguments: Sequence[str], environment: dict[str, str]
+    ) -> subprocess.Popen[str]:
+        process: subprocess.Popen[str] = self.host(node).popen(
             together([self.program, *arguments]),
-            env=os.environ | self.environment(name),
+            env=os.environ | environment,
             stdin=subprocess.DEVNULL,
             text=True,
         )

@@ -3,7 +3,7 @@
 mod comparison;
 mod in_rack;
 mod key_value;
-mod migration;
+pub(super) mod migration;
 mod ownership;
 pub(super) mod paging_latency;
 mod rebalance;

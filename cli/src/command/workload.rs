@@ -6,6 +6,7 @@
 mod crud;
 mod directory;
 pub(super) mod faults;
+mod moving;
 mod pages;
 
 use std::time::Duration;
@@ -20,7 +21,9 @@ pub(super) enum Workload {
     Crud(crud::Crud),
     Directory(directory::Serve),
     Faults(faults::Options),
+    Moving(moving::Moving),
     Pages(pages::Pages),
+    Reads(moving::Reads),
 }
 
 impl Workload {
@@ -48,6 +51,8 @@ pub(super) fn run(workload: Workload, global: Global) -> anyhow::Result<Exit> {
         Workload::Crud(crud) => crud::run(crud, global),
         Workload::Directory(directory) => directory::run(directory),
         Workload::Faults(faults) => faults::run(&faults, global),
+        Workload::Moving(moving) => moving::run(&moving, global),
         Workload::Pages(pages) => pages::run(pages, global),
+        Workload::Reads(reads) => moving::read(&reads, global),
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use bluebridge::{NodeId, Placement, Region};
-use bluebridge_bench::moving::{self, Bucket, Detours, Interval, Load, Seen};
+use bluebridge_bench::moving::{self, Bucket, Detours, Interval, Load};
 use bluebridge_bench::summary::Summary;
 use bluebridge_northbound::proto;
 use bluebridge_rack::control::{self, operations};
@@ -63,7 +63,7 @@ pub(in crate::command) struct Migration {
     switch: Option<DataPlane>,
 }
 
-pub(super) fn parse_size(text: &str) -> Result<ByteSize, String> {
+pub(in crate::command) fn parse_size(text: &str) -> Result<ByteSize, String> {
     let size: ByteSize = text.parse().map_err(|error| format!("{error}"))?;
     match size.0 {
         bytes if bytes % LINE_BYTES as u64 != 0 => Err("use whole lines of 32 KiB".to_owned()),
@@ -171,27 +171,13 @@ fn measure(rack: &Rack, asked: &Migration, steps: &Steps) -> anyhow::Result<Find
     let load = Load::begin(&mut owner, vec![region], false)?;
     let time = Duration::from_secs(asked.seconds.into());
     let controller = Operator::of(rack);
-    let under_load = thread::scope(|scope| {
-        let load = &load;
-        let count = workers.len();
-        let running: Vec<_> = (0..)
-            .zip(workers)
-            .map(|(number, client)| scope.spawn(move || load.work(client, number, count)))
-            .collect();
-        // Whatever happens, the workers end.
-        let outcome = under_load(load, &controller, steps, (region, home, other), time);
-        load.stop();
-        let mut seen = Seen::default();
-        for one in running {
-            seen.add(one.join().map_err(|_| anyhow!("a client's thread panicked"))?);
-        }
-        outcome.map(|times| (times, seen))
-    });
-    let (times, mut seen) = under_load?;
+    let (times, mut seen) = load
+        .beside(workers, || under_load(&load, &controller, steps, (region, home, other), time))?;
+    let times = times?;
     steps.begin("all bytes are compared, and a new client reads");
     load.check(&mut owner, &mut seen)?;
     let [mut owner, mut late] = another(rack, owner)?;
-    let detours_of_late_client = moving::read_some(&mut late, region, LATE_READS)?;
+    let late_reads = moving::read_some(&mut late, region, LATE_READS)?;
     let directory_entry_count = controller.moved_entries()?;
     let bulk_read = moving::read_all(&mut owner, region)?;
     steps.begin("the memory moves back without load");
@@ -236,9 +222,9 @@ fn measure(rack: &Rack, asked: &Migration, steps: &Steps) -> anyhow::Result<Find
         stop_and_copy_seconds: stop_and_copy.as_secs_f64(),
         directory_entry_count,
         detours: [0, 1, 2].map(|phase| seen.detours(phase)),
-        detours_of_late_client,
+        detours_of_late_client: late_reads.detours,
         failures: seen.failures,
-        wrong_reads: seen.wrong_reads,
+        wrong_reads: seen.wrong_reads + late_reads.wrong_reads,
         first_failure: seen.first_failure.clone(),
         series: seen.series(first, last, STEP),
         progress: times.progress,

@@ -5,9 +5,9 @@ use std::process;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use bluebridge::{NodeId, Placement};
-use bluebridge_bench::moving::{Detours, Interval, Load, Seen};
+use bluebridge_bench::moving::{Detours, Interval, Load};
 use bluebridge_northbound::proto;
 use bluebridge_rack::control::{self, operations};
 use bluebridge_rack::daemon::{FRESH, MEMORY_SERVER, READY_DEADLINE};
@@ -146,30 +146,11 @@ fn measure(rack: &mut Rack, asked: &Rolling, means: &Means<'_>) -> anyhow::Resul
         .map(|server| owner.create_at(asked.size.0, Placement::Node(*server)))
         .collect();
     let load = Load::begin(&mut owner, regions?, true)?;
-    let worked = thread::scope(|scope| {
-        let load = &load;
-        let count = workers.len();
-        let running: Vec<_> = (0..)
-            .zip(workers)
-            .map(|(number, client)| scope.spawn(move || load.work(client, number, count)))
-            .collect();
-        // Whatever happens, the workers end.
-        let outcome = roll(rack, asked, means, load);
-        load.stop();
-        let mut seen = Seen::default();
-        for one in running {
-            seen.add(one.join().map_err(|_| anyhow!("a client's thread panicked"))?);
-        }
-        let first_failure = seen.first_failure.clone();
-        let outcome = outcome.with_context(|| {
-            first_failure.map_or_else(
-                || "no operation failed until then".to_owned(),
-                |it| format!("an operation failed before: {it}"),
-            )
-        });
-        outcome.map(|times| (times, seen))
-    });
-    let ((before, times), mut seen) = worked?;
+    let (rolled, mut seen) = load.beside(workers, || roll(rack, asked, means, &load))?;
+    let (before, times) = rolled.with_context(|| match &seen.first_failure {
+        Some(failure) => format!("an operation failed before: {failure}"),
+        None => "no operation failed until then".to_owned(),
+    })?;
     means.steps.begin("all bytes are compared, also by a new client");
     let [mut owner, mut late] = another(rack, owner)?;
     load.check(&mut owner, &mut seen)?;

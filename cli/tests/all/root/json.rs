@@ -98,6 +98,9 @@ fn commands_print_the_documented_json() {
         let real = assert_documented(&shown, &text, &example);
         match arguments[0] {
             "create" => pointer = real[0][0]["pointer"].as_str().expect("text").to_owned(),
+            "workload" if arguments[1] == "moving" => {
+                pointer = real[0]["pointers"][0].as_str().expect("text").to_owned();
+            }
             "switch" if arguments[1] == "impair" => {
                 rack.text(&["switch", "impair", "--node", "s1"]);
             }

@@ -154,6 +154,18 @@ fn pointers_need_one_neighbour_and_addresses_on_the_link_one_each() {
     assert_eq!(rows.last().map(String::as_str), Some("a neighbour each,100,100,0"));
 }
 
+/// Section 5.4 of the paper, where it did not work.
+#[test]
+fn memory_moves_while_a_client_uses_it() {
+    let rows = experiment("migration", &["--size", "4", "--seconds", "1", "--switch", "soft"]);
+    let names =
+        ["before", "migrate s1", "after", "restart s1", "restart s2", "restart s3", "at last"];
+    assert_eq!(rows.len(), 1 + names.len(), "{rows:?}");
+    for (row, name) in rows[1..].iter().zip(names) {
+        assert!(row.starts_with(&format!("soft,{name},")), "{rows:?}");
+    }
+}
+
 #[test]
 fn hosts_that_are_client_and_server_work_at_once() {
     let rows = experiment("hosts42", &["--hosts", "4", "--runs", "20", "--switch", "soft"]);

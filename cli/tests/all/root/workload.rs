@@ -1,6 +1,7 @@
 //! Measuring as an endpoint of a rack.
 
 use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -11,6 +12,27 @@ use serde_json::Value;
 use super::test_rack::{Killed, TestRack};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_bluebridge");
+
+/// Where a command reports that its work begins.
+struct Ready {
+    path: PathBuf,
+    socket: UnixDatagram,
+}
+
+impl Ready {
+    fn new(scratch: &Scratch) -> Self {
+        let path = scratch.path().join("ready");
+        let socket = UnixDatagram::bind(&path).expect("a socket");
+        socket.set_read_timeout(Some(Duration::from_secs(30))).expect("set");
+        Self { path, socket }
+    }
+
+    fn wait(&self) {
+        let mut message = [0; 64];
+        let length = self.socket.recv(&mut message).expect("it reports");
+        assert_eq!(&message[..length], b"READY=1");
+    }
+}
 
 /// Whether no server holds memory of the clients.
 fn is_all_free(rack: &TestRack) -> bool {
@@ -156,17 +178,42 @@ fn many_pointers_need_one_neighbour() {
 }
 
 #[test]
+fn memory_moves_under_a_load_that_checks_it() {
+    let rack = TestRack::up("cmd-workload-moving", &["--memory", "32M"]);
+    let scratch = Scratch::new("cmd-workload-moving");
+    let ready = Ready::new(&scratch);
+    let words = ["workload", "moving", "--on", "s1", "--size", "8M", "--seconds", "60", "--keep"];
+    let mut load = rack.command(&[&words[..], &["--clients", "2", "--json"]].concat());
+    load.env("NOTIFY_SOCKET", &ready.path).stdout(Stdio::piped());
+    let load = load.spawn().expect("it starts");
+    ready.wait();
+    rack.text(&["drain", "s1"]);
+    kill_process(Pid::from_child(&load), Signal::TERM).expect("signalled");
+    let output = load.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{output:?}");
+    let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!((&found["failures"], &found["wrong_reads"]), (&0.into(), &0.into()), "{found}");
+    assert!(found["detours"]["moved"].as_u64() > Some(0), "{found}");
+    let pointer = found["pointers"][0].as_str().expect("text");
+    let late = ["workload", "reads", pointer, "--size", "8M", "--count", "100", "--as", "c2"];
+    let late = rack.json(&late);
+    assert_eq!((&late["latency"]["sample_count"], &late["wrong_reads"]), (&100.into(), &0.into()));
+    // These are zeros at first, so their parts are alike; then one is not.
+    let page = rack.text(&["create", "4M", "--on", "s2"]);
+    rack.text(&["write", page.trim(), "torn"]);
+    let words = ["workload", "reads", page.trim(), "--size", "4M", "--count", "30000"];
+    let torn = rack.command(&words).output().expect("it runs");
+    assert_eq!(torn.status.code(), Some(1), "{torn:?}");
+}
+
+#[test]
 fn a_directory_reports_when_it_listens_and_ends_when_it_is_told_to() {
     let scratch = Scratch::new("cmd-workload-end");
-    let path = scratch.path().join("ready");
-    let ready = UnixDatagram::bind(&path).expect("a socket");
-    ready.set_read_timeout(Some(Duration::from_secs(30))).expect("set");
+    let ready = Ready::new(&scratch);
     let mut serve = Command::new(BINARY);
-    serve.args(["workload", "directory", "--listen", "[::1]:0"]).env("NOTIFY_SOCKET", &path);
+    serve.args(["workload", "directory", "--listen", "[::1]:0"]).env("NOTIFY_SOCKET", &ready.path);
     let mut serve = Killed(serve.stdin(Stdio::null()).spawn().expect("starts"));
-    let mut message = [0; 64];
-    let length = ready.recv(&mut message).expect("it reports");
-    assert_eq!(&message[..length], b"READY=1");
+    ready.wait();
     kill_process(Pid::from_child(&serve.0), Signal::TERM).expect("signalled");
     assert_eq!(serve.0.wait().expect("our child").code(), Some(0));
 }

@@ -1,0 +1,184 @@
+//! `bluebridge workload moving`: a mixed load on memory that others move meanwhile.
+
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use bluebridge::{Pointer, Region};
+use bluebridge_bench::moving::{self, Bucket, Detours, Interval, Load, SomeReads};
+use bluebridge_rack::readiness;
+use bluebridge_rack::spec::ByteSize;
+use clap::Args;
+use serde::Serialize;
+
+use crate::command::Global;
+use crate::command::bench::machine::Machine;
+use crate::command::experiment::migration::parse_size;
+use crate::command::interrupt;
+use crate::command::member::Member;
+use crate::exit::Exit;
+use crate::output;
+
+/// The time between two rows of the series.
+const STEP: Duration = Duration::from_millis(200);
+
+/// How often the time and the signals are looked up.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Create memory, work on it until the time is over or Ctrl-C, and check every byte; it may move meanwhile.
+///
+/// Reports readiness (sd_notify) when the memory is written and the work begins. Ends with 1 if an operation failed or a
+/// byte was wrong.
+#[derive(Debug, Args)]
+pub(in crate::command) struct Moving {
+    /// The memory servers that have the memory first, by name or id; without this option all
+    #[arg(long, value_name = "SERVER,..", value_delimiter = ',')]
+    on: Vec<String>,
+    /// How much memory of each server is used
+    #[arg(long, default_value = "64M", value_parser = parse_size)]
+    size: ByteSize,
+    /// Clients that work on it; they share the endpoint
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    clients: u16,
+    /// Seconds of work
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=3600))]
+    seconds: u16,
+    /// Leave the memory to others instead of freeing it
+    #[arg(long)]
+    keep: bool,
+    #[command(flatten)]
+    member: Member,
+}
+
+/// Read single pages of the memory of `workload moving` at random, as a client that does not know yet where they are.
+#[derive(Debug, Args)]
+pub(in crate::command) struct Reads {
+    /// The beginning of the memory, which has no other owner's pages in it
+    pointer: Pointer,
+    /// How much memory there is
+    #[arg(long, default_value = "64M", value_parser = parse_size)]
+    size: ByteSize,
+    /// Reads
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    count: u32,
+    #[command(flatten)]
+    member: Member,
+}
+
+#[derive(Serialize)]
+struct Document {
+    machine: Machine,
+    /// The beginning of the memory of each server.
+    pointers: Vec<String>,
+    /// Of each server.
+    size_bytes: u64,
+    client_count: u16,
+    /// When the work began, in seconds since 1970.
+    begun_unix_s: f64,
+    #[serde(flatten)]
+    load: Interval,
+    longest_us: f64,
+    detours: Detours,
+    failures: u64,
+    wrong_reads: u64,
+    first_failure: Option<String>,
+    series: Vec<Bucket>,
+}
+
+pub(super) fn run(asked: &Moving, global: Global) -> anyhow::Result<Exit> {
+    let mut session = asked.member.join_as_owner(None)?;
+    let cancel = interrupt::watch().context("cannot watch for signals")?;
+    let servers = match asked.on.as_slice() {
+        [] => session.nodes.iter().map(|node| node.node).collect(),
+        named => named.iter().map(|name| session.node(name)).collect::<Result<Vec<_>, _>>()?,
+    };
+    let client = &mut session.client;
+    let regions = servers
+        .iter()
+        .map(|server| client.create_at(asked.size.0, bluebridge::Placement::Node(*server)));
+    let regions = regions.collect::<Result<Vec<Region>, _>>()?;
+    let workers = (0..asked.clients).map(|_| client.try_clone()).collect::<Result<Vec<_>, _>>()?;
+    let load = Load::begin(client, regions.clone(), true)?;
+    let begun_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let time = Duration::from_secs(asked.seconds.into());
+    readiness::report_ready();
+    let (ended, mut seen) = load.beside(workers, || {
+        while load.elapsed() < time && !cancel.is_cancelled() {
+            thread::sleep(LOOK);
+        }
+        load.elapsed()
+    })?;
+    load.check(client, &mut seen)?;
+    if !asked.keep {
+        for region in &regions {
+            client.delete(*region)?;
+        }
+    }
+    session.leave();
+    let document = Document {
+        machine: Machine::look(),
+        pointers: regions.iter().map(|region| region.base().to_string()).collect(),
+        size_bytes: asked.size.0,
+        client_count: asked.clients,
+        begun_unix_s: begun_unix_s.as_secs_f64(),
+        load: seen.interval(Duration::ZERO, ended),
+        longest_us: seen.longest(Duration::ZERO, ended).as_secs_f64() * 1e6,
+        detours: seen.detours(0),
+        failures: seen.failures,
+        wrong_reads: seen.wrong_reads,
+        first_failure: seen.first_failure.clone(),
+        series: seen.series(Duration::ZERO, ended, STEP),
+    };
+    print(&document, global)?;
+    let is_good = document.failures == 0 && document.wrong_reads == 0;
+    Ok(if is_good { Exit::Ok } else { Exit::Failure })
+}
+
+fn print(found: &Document, global: Global) -> anyhow::Result<()> {
+    if global.json {
+        return output::json(found);
+    }
+    output::prose(&format!("{}; memory at {}\n", found.machine, found.pointers.join(", ")))?;
+    let rows = found.series.iter().map(|bucket| {
+        vec![
+            format!("{:.1}", bucket.at),
+            format!("{:.0}", bucket.operations_per_second),
+            format!("{:.1}", bucket.p50_us),
+            format!("{:.1}", bucket.p99_us),
+        ]
+    });
+    output::table(&["seconds", "operations/s", "p50 us", "p99 us"], rows.collect())?;
+    output::prose(&format!(
+        "\n{:.0} operations/s, p50 {:.1} us, p99 {:.1} us, the longest {:.1} ms; {} were told of a move\n\
+         {} operations failed; {} reads had wrong bytes",
+        found.load.operations_per_second,
+        found.load.latency.p50_us,
+        found.load.latency.p99_us,
+        found.longest_us / 1e3,
+        found.detours.moved,
+        found.failures,
+        found.wrong_reads,
+    ))?;
+    match &found.first_failure {
+        Some(failure) => output::prose(&format!("the first failure: {failure}")),
+        None => Ok(()),
+    }
+}
+
+pub(super) fn read(asked: &Reads, global: Global) -> anyhow::Result<Exit> {
+    let mut session = asked.member.join_as_owner(None)?;
+    let region = Region::new(asked.pointer, asked.size.0)?;
+    let found = moving::read_some(&mut session.client, region, asked.count as usize)?;
+    session.leave();
+    if global.json {
+        output::json(&found)?;
+    } else {
+        let SomeReads { latency, detours, wrong_reads } = &found;
+        output::prose(&format!(
+            "{} READs: p50 {:.1} us, p99 {:.1} us; {} were refused by another node, {} were told of a move; {wrong_reads} had \
+             wrong bytes",
+            latency.sample_count, latency.p50_us, latency.p99_us, detours.astray, detours.moved
+        ))?;
+    }
+    Ok(if found.wrong_reads == 0 { Exit::Ok } else { Exit::Failure })
+}
