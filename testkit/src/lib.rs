@@ -4,13 +4,14 @@
 //! says why. No function checks which tiers are selected: a test's path names its tiers, and filters outside the test
 //! skip tiers (docs/testing.md).
 //!
-//! [`namespace`]: a test in a namespace of its own; `needs`: what a test needs; `files`: scratch directories and
+//! [`namespace`]: a test in a namespace of its own; [`instructions`]: what some code costs; `needs`: what a test needs; `files`: scratch directories and
 //! built programs; `frame`: frames that are not made by the code under test; `log`: captured log output; `wait`:
 //! waiting for an event.
 
 mod c_struct;
 mod files;
 mod frame;
+pub mod instructions;
 mod log;
 pub mod namespace;
 mod needs;

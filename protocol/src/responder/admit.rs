@@ -406,8 +406,10 @@ impl Responder {
 fn several_pages(request: &Request<'_>, status: Status) -> Option<Pieces> {
     let is_about_pages = matches!(
         status,
-        Status::Moved
+        Status::Busy
+            | Status::Moved
             | Status::NoAuthority
+            | Status::StaleGeneration
             | Status::StaleRangeEpoch
             | Status::WrongNode
             | Status::WrongSpace

@@ -5,6 +5,7 @@ mod generations;
 mod handover;
 mod hostile_misuse;
 mod hostile_owner;
+mod hot_paths;
 mod lease_simulation;
 mod moving;
 mod simulation;

@@ -201,6 +201,7 @@ fn pointers_to_a_server_that_lost_its_memory_are_refused() {
             assert!(error.to_string().contains("lost"), "{error}");
         };
         stale(client.read(region.base(), &mut byte));
+        stale(client.read(region.base(), &mut vec![0; 40_000]));
         stale(client.write(region.base(), b"x"));
         stale(client.zero(region.base(), 4096));
         stale(client.fetch_add(region.base(), 1).map(|_| ()));

@@ -413,6 +413,13 @@ pub(super) fn lines_of_lost_contents_are_found_where_they_are_and_all_else_is_st
         assert_eq!(places(&mut world, number), [busy, busy, stale], "it is not known yet");
         assert_eq!(world.write(lost(number, 0), b"lost"), Status::Busy);
         assert_eq!(world.write(lost(number, 16), b"lost"), Status::StaleGeneration);
+        // Otherwise the requester would wait for the other pages.
+        for (page, status) in [(0, Status::Busy), (16, Status::StaleGeneration)] {
+            let request = world.read_request(lost(number, page), 3 * 4096);
+            let replies = world.send(&request);
+            let refused: Vec<_> = replies.iter().map(|it| (it.status, it.header.offset)).collect();
+            assert_eq!(refused, [(status, 0), (status, 4096), (status, 8192)], "each page");
+        }
     }
     assert_eq!(places(&mut world, 2).map(|it| it.0), [Status::Ok; 3], "the present contents");
     // All have reported.
