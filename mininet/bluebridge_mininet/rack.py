@@ -28,7 +28,7 @@ from mininet.net import Mininet
 from mininet.node import Node, Switch
 from mininet.topo import Topo
 
-from bluebridge_mininet.daemon import Daemon, Readiness
+from bluebridge_mininet.daemon import STOP_SECONDS, Daemon, Readiness
 from bluebridge_mininet.ending import run, together, uninterrupted
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ class Rack:
         with Readiness(self.directory / f"{name}-command.ready") as ready:
             process = self._begin(name, arguments, self.environment(name) | ready.environment)
             if not ready.wait(process, seconds=RUN_SECONDS):
-                finished(name, process, seconds=0.0)
+                finished(name, process, seconds=STOP_SECONDS)
                 message = f"{name}: bluebridge ended before its work began"
                 raise RuntimeError(message)
         return process

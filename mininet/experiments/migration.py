@@ -7,10 +7,11 @@ and then every server is drained, ended, and started with empty memory, one afte
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bluebridge_mininet.ending import run
 from bluebridge_mininet.rack import DATA_PLANES, Rack, finished
@@ -26,9 +27,6 @@ from experiments.report import (
     write_csv,
 )
 
-if TYPE_CHECKING:
-    import argparse
-
 SWITCHES = ("ebpf", "ovs")
 """The data planes that are measured unless others are chosen."""
 
@@ -40,6 +38,9 @@ PACE = 0.1
 
 STANDSTILL = 120.0
 """Seconds after which a move counts as stuck."""
+
+SIZE_MIN = 4
+"""The least MiB that move."""
 
 LIMIT = 3600
 """Seconds after which the work ends by itself."""
@@ -138,7 +139,7 @@ def work(rack: Rack, seconds: int) -> list[Phase]:
 
 
 def rows_of(switch: str, phases: list[Phase], seen: dict[str, Any]) -> list[Row]:
-    """Sum up what the client saw in each phase."""
+    """Sum up what the client saw in each phase; percentiles are means of those of 0.2 s."""
     rows: list[Row] = []
     for phase in phases:
         first, last = phase.begun - seen["begun_unix_s"], phase.ended - seen["begun_unix_s"]
@@ -155,6 +156,15 @@ def rows_of(switch: str, phases: list[Phase], seen: dict[str, Any]) -> list[Row]
             }
         )
     return rows
+
+
+def mebibytes(text: str) -> int:
+    """Return the value of an option that must be large enough to move."""
+    value = positive(text)
+    if value < SIZE_MIN:
+        message = f"it is {value}, and must be at least {SIZE_MIN}"
+        raise argparse.ArgumentTypeError(message)
+    return value
 
 
 def mean(values: list[float]) -> float | None:
@@ -189,7 +199,7 @@ def main() -> int:
         choices=DATA_PLANES,
         help="the data plane; may be repeated (ebpf and ovs)",
     )
-    options.add_argument("--size", type=positive, default=256, help="MiB that move (256)")
+    options.add_argument("--size", type=mebibytes, default=256, help="MiB that move (256)")
     options.add_argument(
         "--seconds", type=positive, default=5, help="seconds of work before and between (5)"
     )

@@ -404,7 +404,7 @@ impl ServerMemory {
             Err(error) => {
                 // A map would not be made of huge pages.
                 let needs_room = matches!(
-                    &error, ArenaFileError::NoRoom { lack, .. } if *lack != Lack::HugePages
+                    &error, ArenaFileError::NoRoom { lack, .. } if !matches!(lack, Lack::HugePages(_))
                 );
                 let no_map = if needs_room { no_map(refusal) } else { None };
                 let words = advice(&error, no_map.as_deref(), !options.fresh);

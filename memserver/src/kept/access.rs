@@ -1,11 +1,19 @@
 //! Opens, locks and reads the files of arenas.
 
-use std::{fs, path::Path, thread, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
 
 use bluebridge_wire::{ArenaGeneration, NodeId, address::PAGE_BYTES};
 use rustix::{
     fd::OwnedFd,
-    fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, fstatfs, lstat, open, statfs},
+    fs::{
+        FileType, FlockOperation, Mode, OFlags, flock, fstat, fstatfs, lstat, open, rename, statfs,
+        unlink,
+    },
     io::Errno,
     process::geteuid,
 };
@@ -43,9 +51,13 @@ pub(super) fn take_file(path: &Path, purpose: Purpose) -> Result<OwnedFd, ArenaF
     Err(ArenaFileError::InUse { path: path.to_owned(), process: 0 })
 }
 
-/// Bytes of memory of a file.
-pub(super) fn occupied(stat: &rustix::fs::Stat) -> u64 {
-    u64::try_from(stat.st_blocks).unwrap_or(0) * 512
+/// Bytes of memory of a file, or reserved for it: the first mapping of huge pages reserves all of them.
+pub(super) fn occupied(pages: Pages, stat: &rustix::fs::Stat) -> u64 {
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    match pages {
+        Pages::Small => u64::try_from(stat.st_blocks).unwrap_or(0) * 512,
+        Pages::Huge(_) => size,
+    }
 }
 
 /// What a file is opened for.
@@ -169,7 +181,9 @@ fn foreign_kind(stat: &rustix::fs::Stat) -> Option<Foreign> {
 /// What a file system lacks that does not make a file for this error; `None` if it is another one.
 pub(super) fn lack_of_new_file(path: &Path, error: &std::io::Error) -> Option<Lack> {
     let lack = Lack::of(error, Pages::Small)?;
-    let has_no_files = statfs(directory_of(path)).is_ok_and(|it| it.f_files > 0 && it.f_ffree == 0);
+    // An empty file takes no huge page, and not every hugetlbfs counts its files.
+    let has_no_files = statfs(directory_of(path))
+        .is_ok_and(|it| it.f_type == HUGETLBFS_MAGIC || it.f_files > 0 && it.f_ffree == 0);
     Some(if lack == Lack::Room && has_no_files { Lack::Files } else { lack })
 }
 
@@ -201,10 +215,7 @@ pub(super) fn arena_header(path: &Path, file: &OwnedFd) -> Result<Option<Header>
         path: path.to_owned(),
         error: error.into(),
     };
-    let stat = fstat(file).map_err(failed)?;
-    // A file in huge pages gets its length before its header.
-    let is_unwritten = |pages| matches!(pages, Pages::Huge(_)) && stat.st_blocks == 0;
-    if stat.st_size == 0 || is_unwritten(Pages::of(file).map_err(failed)?) {
+    if fstat(file).map_err(failed)?.st_size == 0 {
         return Ok(None);
     }
     match read_header(file).map_err(failed)? {
@@ -252,14 +263,62 @@ pub(super) fn map_bytes(header: &Header, stat: &rustix::fs::Stat) -> u64 {
     if has_map { bytes } else { 0 }
 }
 
-/// Writes the header into a file whose first page exists if it is a huge one: `write` does not work there.
-pub(super) fn write_header(file: &OwnedFd, pages: Pages, header: &Header) -> Result<(), Errno> {
-    if let Pages::Huge(bytes) = pages {
-        let own = rustix::io::fcntl_dupfd_cloexec(file, 0)?;
-        let mut first = memory::map_kept(own, bytes, None)?;
-        first[..size_of::<Header>()].copy_from_slice(header.as_bytes());
-        return Ok(());
+/// Writes the header into a file whose first page is a huge one and exists: `write` does not work there.
+pub(super) fn map_header(file: &OwnedFd, bytes: usize, header: &Header) -> Result<(), Errno> {
+    let own = rustix::io::fcntl_dupfd_cloexec(file, 0)?;
+    let mut first = memory::map_kept(own, bytes, None)?;
+    first[..size_of::<Header>()].copy_from_slice(header.as_bytes());
+    Ok(())
+}
+
+/// A file that is made beside another one, which it replaces when it is what it is to be. Otherwise it is removed; one
+/// that a killed process left is removed by the next one.
+#[derive(Debug)]
+pub(super) struct Aside<'a> {
+    file: Option<OwnedFd>,
+    own: PathBuf,
+    of: &'a Path,
+}
+
+impl<'a> Aside<'a> {
+    /// Makes it, and takes it for this process. Whoever calls this has `of` locked, so there is no other.
+    pub(super) fn make(of: &'a Path) -> Result<Self, (&'static str, Errno)> {
+        let mut own = of.as_os_str().to_owned();
+        own.push(".making");
+        let own = PathBuf::from(own);
+        match unlink(&own) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(("remove what is left beside", error)),
+        }
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = open(&own, flags, Mode::RUSR | Mode::WUSR).map_err(|error| ("make", error))?;
+        let aside = Self { file: Some(file), own, of };
+        let locked = flock(aside.file(), FlockOperation::NonBlockingLockExclusive);
+        locked.map_err(|error| ("lock", error))?;
+        Ok(aside)
     }
+
+    /// The file.
+    pub(super) fn file(&self) -> &OwnedFd {
+        self.file.as_ref().expect("it has one until it takes its place")
+    }
+
+    /// Replaces the other file.
+    pub(super) fn take_place(mut self) -> Result<OwnedFd, Errno> {
+        rename(&self.own, self.of)?;
+        Ok(self.file.take().expect("as above"))
+    }
+}
+
+impl Drop for Aside<'_> {
+    fn drop(&mut self) {
+        if self.file.is_some() {
+            let _ = unlink(&self.own);
+        }
+    }
+}
+
+pub(super) fn write_header(file: &OwnedFd, header: &Header) -> Result<(), Errno> {
     let mut written = 0;
     while let Some(rest) = header.as_bytes().get(written..).filter(|rest| !rest.is_empty()) {
         written += rustix::io::pwrite(file, rest, written as u64)?;

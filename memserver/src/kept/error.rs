@@ -207,8 +207,8 @@ impl fmt::Display for Foreign {
 pub enum Lack {
     /// Files of its file system (inodes).
     Files,
-    /// Pages of the system's pool of huge pages.
-    HugePages,
+    /// Huge pages of this many bytes, in the system's pool.
+    HugePages(usize),
     /// Memory of the machine.
     Memory,
     /// This user's quota of its file system.
@@ -221,8 +221,8 @@ impl Lack {
     /// What is lacking for this error; `None` if nothing is.
     pub(super) fn of(error: &io::Error, pages: Pages) -> Option<Self> {
         match (error.kind(), pages) {
-            (io::ErrorKind::OutOfMemory | io::ErrorKind::StorageFull, Pages::Huge(_)) => {
-                Some(Self::HugePages)
+            (io::ErrorKind::OutOfMemory | io::ErrorKind::StorageFull, Pages::Huge(of)) => {
+                Some(Self::HugePages(of))
             }
             (io::ErrorKind::OutOfMemory, Pages::Small) => Some(Self::Memory),
             (io::ErrorKind::QuotaExceeded, _) => Some(Self::Quota),
@@ -237,11 +237,10 @@ impl Lack {
             Self::Files => {
                 format!("{directory} has no room for another file: its inodes are used up")
             }
-            Self::HugePages => {
-                format!(
-                    "the system's pool has too few free huge pages for a file of {bytes} bytes in {directory}"
-                )
-            }
+            Self::HugePages(of) => format!(
+                "the system's pool has too few free huge pages of {} KiB for a file of {bytes} bytes in {directory}",
+                of / 1024
+            ),
             Self::Memory => {
                 format!("the system has no memory for a file of {bytes} bytes in {directory}")
             }

@@ -20,14 +20,15 @@ use rustix::{
 use super::{
     ArenaFileError, Lack, ShardMemory,
     access::{
-        OTHER_LENGTH, Pages, Purpose, arena_header, check_visible, contents_of, has_other_length,
-        is_copy, lack_of_new_file, map_bytes, occupied, open_file, pool_bytes, shape, take_file,
-        write_header,
+        Aside, OTHER_LENGTH, Pages, Purpose, arena_header, check_visible, contents_of,
+        has_other_length, is_copy, lack_of_new_file, map_bytes, map_header, occupied, open_file,
+        pool_bytes, shape, take_file, write_header,
     },
     layout::{
         Cut, Header, IN_FILE, IN_MAP, Layout, MAGIC, Mapped, SPACES_MAX, STATE_EMPTY, STATE_FULL,
         STATE_NEW, VERSION,
     },
+    remedy::LOCK,
     stores,
 };
 use crate::{
@@ -148,7 +149,7 @@ impl ArenaFile {
     /// [`Self::open`], of a file that this process has taken.
     fn open_taken(
         &self,
-        file: OwnedFd,
+        mut file: OwnedFd,
         pages: Pages,
         layout: &Layout,
         progress: impl FnMut(u64, u64) -> ControlFlow<()>,
@@ -182,12 +183,13 @@ impl ArenaFile {
                 map::remove(&header.id)
                     .map_err(|error| self.failed("drop the memory of", error))?;
             }
+            file = self.with_header(file, pages, layout, id)?;
             new_map = self.make(&file, pages, layout, id, progress)?;
         } else if self.claim != Claim::OnDemand {
             // An earlier server may have left out pages that were not used.
             let stat = fstat(&file).map_err(|error| self.failed("examine", error.into()))?;
             let wanted = u64::try_from(stat.st_size).unwrap_or(0);
-            if occupied(&stat) < wanted {
+            if u64::try_from(stat.st_blocks).unwrap_or(0) * 512 < wanted {
                 let wanted = usize::try_from(wanted).unwrap_or(bytes);
                 self.allocate(&file, pages, 0..wanted, wanted, progress)?;
             }
@@ -223,9 +225,9 @@ impl ArenaFile {
             (Table::mapped(mapped(file, PAGE_BYTES, None)?, 1), cut)
         } else {
             let mut whole = mapped(file, bytes, None)?;
-            if self.claim == Claim::Lock {
-                memory::lock(&mut whole)
-                    .map_err(|error| self.failed("lock in memory", error.into()))?;
+            // Huge pages are never swapped.
+            if self.claim == Claim::Lock && pages == Pages::Small {
+                memory::lock(&mut whole).map_err(|error| self.failed(LOCK, error.into()))?;
             }
             let mut cut = layout.cut(Mapped::Whole(whole), has_contents);
             (core::mem::replace(&mut cut.header, Table::heap(0)), cut)
@@ -390,7 +392,7 @@ impl ArenaFile {
         let examined = |error: Errno| self.failed("examine", error.into());
         let system = fstatfs(file).map_err(examined)?;
         let stat = fstat(file).map_err(examined)?;
-        let own = occupied(&stat);
+        let own = occupied(pages, &stat);
         let block = u64::try_from(system.f_bsize).unwrap_or(0);
         let free = match system.f_blocks {
             _ if self.is_direct => u64::MAX,
@@ -399,12 +401,14 @@ impl ArenaFile {
         };
         let own = own.saturating_add(earlier.map_or(0, |header| map_bytes(header, &stat)));
         if let Pages::Huge(huge_page) = pages {
-            // They are no part of the memory that is available otherwise.
-            let pool = pool_bytes(huge_page).map_or(u64::MAX, |bytes| bytes.saturating_add(own));
-            return if pool.min(free) < total {
-                Err(self.no_room(total, Lack::HugePages))
-            } else {
-                Ok(())
+            // They are no part of the memory that is available otherwise. The mount may have reserved some for itself
+            // (min_size), so what is free is only looked up before contents are dropped.
+            let pool = pool_bytes(huge_page).filter(|_| earlier.is_some());
+            let pool = pool.map_or(u64::MAX, |bytes| bytes.saturating_add(own));
+            return match free < total {
+                true => Err(self.no_room(total, Lack::Room)),
+                false if pool < total => Err(self.no_room(total, Lack::HugePages(huge_page))),
+                false => Ok(()),
             };
         }
         let available =
@@ -448,7 +452,41 @@ impl ArenaFile {
         ArenaFileError::NoMap { path: self.path.clone(), bytes, error }
     }
 
-    /// Gives the file a header, zeros, and memory for them; or only a header, and makes the map.
+    /// Drops what a file holds, and gives it its length and a header. The header comes first, so that a file that is not
+    /// finished is known as one. Returns the file, which is another one if it is in huge pages.
+    fn with_header(
+        &self,
+        file: OwnedFd,
+        pages: Pages,
+        layout: &Layout,
+        id: [u8; 16],
+    ) -> Result<OwnedFd, ArenaFileError> {
+        let length = self.needed(layout, pages);
+        let failed = |error| self.not_given("resize", length, pages, error);
+        let header_of = |file: &OwnedFd| {
+            let stat = fstat(file).map_err(|error| self.failed("examine", error.into()));
+            stat.map(|stat| Header { id, inode: stat.st_ino, ..self.new_header(layout) })
+        };
+        ftruncate(&file, 0).map_err(failed)?;
+        let Pages::Huge(first) = pages else {
+            let written = write_header(&file, &header_of(&file)?);
+            written.and_then(|()| ftruncate(&file, length)).map_err(failed)?;
+            return Ok(file);
+        };
+        // Only a mapping can write there, and a file has its length before it can be mapped: so the file gets its name
+        // when it has its header.
+        let aside = Aside::make(&self.path)
+            .map_err(|(doing, error)| self.not_given(doing, length, pages, error))?;
+        let new = aside.file();
+        ftruncate(new, length).map_err(failed)?;
+        self.allocate(new, pages, 0..first, first, |_, _| ControlFlow::Continue(()))?;
+        map_header(new, first, &header_of(new)?)
+            .map_err(|error| self.not_given("map", length, pages, error))?;
+        // `file` is locked until then.
+        aside.take_place().map_err(|error| self.failed("rename", error.into()))
+    }
+
+    /// Gives a file with a header memory for the rest; or makes the map.
     fn make(
         &self,
         file: &OwnedFd,
@@ -459,20 +497,8 @@ impl ArenaFile {
     ) -> Result<Option<OwnedFd>, ArenaFileError> {
         let bytes = layout.file_bytes();
         let total = bytes as u64;
-        // The header comes first, so that a file that is not finished is known as one.
-        let length = self.needed(layout, pages);
-        let inode = fstat(file).map_err(|error| self.failed("examine", error.into()))?.st_ino;
-        let header = Header { id, inode, ..self.new_header(layout) };
-        let go_on = |_, _| ControlFlow::Continue(());
-        let failed = |error| self.not_given("resize", length, pages, error);
-        ftruncate(file, 0).map_err(failed)?;
-        if let Pages::Huge(first) = pages {
-            ftruncate(file, length).map_err(failed)?;
-            self.allocate(file, pages, 0..first, bytes, go_on)?;
-        }
-        let written = write_header(file, pages, &header).and_then(|()| ftruncate(file, length));
-        written.map_err(failed)?;
         if self.is_direct {
+            let go_on = |_, _| ControlFlow::Continue(());
             self.allocate(file, pages, 0..PAGE_BYTES, PAGE_BYTES, go_on)?;
             let map = wait_for_map(&id, bytes, || progress(0, total))?;
             return map.map(Some).map_err(|error| self.no_map(total, error));

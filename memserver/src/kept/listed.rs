@@ -230,7 +230,7 @@ impl Listed {
         Ok(Self {
             path: path.to_owned(),
             id: in_map.map(|header| header.id),
-            bytes: occupied(&stat)
+            bytes: occupied(pages, &stat)
                 .saturating_add(header.as_ref().map_or(0, |header| map_bytes(header, &stat))),
             is_arena,
             version: header.map(|header| header.version),

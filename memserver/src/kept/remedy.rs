@@ -27,6 +27,9 @@ pub enum Reader {
 /// The end of what a rack's user does about the place of files, in the same words for all servers.
 const AGAIN: &str = "then restart the server (`bluebridge rack restart`)";
 
+/// What a server does that locks its memory ([`ArenaFileError::Io`]).
+pub(super) const LOCK: &str = "lock in memory";
+
 /// A file that has only a header.
 const SMALL_BYTES: u64 = 4096;
 
@@ -98,8 +101,10 @@ impl ArenaFileError {
                         "remove files there (`df -i {}` counts them), or name a file elsewhere with --arena-file",
                         directory_of(path).display()
                     ),
-                    Lack::HugePages => "give it more (`sysctl vm.nr_hugepages`), use less --memory, or name a file on a \
-                                        tmpfs with --arena-file".into(),
+                    Lack::HugePages(of) => format!(
+                        "give it more ({}), use less --memory, or name a file on a tmpfs with --arena-file",
+                        pool_setting(*of)
+                    ),
                     Lack::Memory if is_small => "end other programs".into(),
                     Lack::Memory => "end other programs, or use less --memory".into(),
                     Lack::Quota | Lack::Room if is_small => {
@@ -127,6 +132,9 @@ impl ArenaFileError {
                 format!("{}, or name a file elsewhere with --arena-file", making_writable(path))
             }
             Self::Size(_) => "change --memory or --shards".into(),
+            Self::Io { doing: LOCK, .. } => {
+                "raise the limit of locked memory (`ulimit -l`), or start without --claim lock".into()
+            }
             Self::GivenUp
             | Self::Io { .. }
             | Self::Missing { .. }
@@ -200,8 +208,9 @@ impl ArenaFileError {
                 let is_small = *bytes <= SMALL_BYTES;
                 match lack {
                     Lack::Files => format!("remove files there, {AGAIN}"),
-                    Lack::HugePages => format!(
-                        "give it more (`sysctl vm.nr_hugepages`), {AGAIN}, or build the rack with less --memory"
+                    Lack::HugePages(of) => format!(
+                        "give it more ({}), {AGAIN}, or build the rack with less --memory",
+                        pool_setting(*of)
                     ),
                     Lack::Memory if is_small => format!("end other programs, {AGAIN}"),
                     Lack::Memory => "build the rack with less --memory".into(),
@@ -287,6 +296,11 @@ fn mounting(directory: &Path) -> Option<String> {
             "mount a tmpfs there (`mkdir {DIRECTORY} && mount -t tmpfs -o mode=1777 tmpfs {DIRECTORY}`)"
         )
     })
+}
+
+/// Where the number of huge pages of a size is set.
+fn pool_setting(huge_page: usize) -> String {
+    format!("/sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages", huge_page / 1024)
 }
 
 fn making_writable(file: &Path) -> String {

@@ -387,8 +387,9 @@ fn less_memory_is_a_remedy_only_if_it_helps() {
         }
     }
     assert!(error(Lack::Files, 1 << 24).to_string().contains("its inodes are used up"));
-    let huge = error(Lack::HugePages, 1 << 24);
-    assert_remedies(&huge, "vm.nr_hugepages", &["vm.nr_hugepages", "`bluebridge rack restart`"]);
+    let huge = error(Lack::HugePages(1 << 30), 1 << 24);
+    let setting = "/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages";
+    assert_remedies(&huge, setting, &[setting, "`bluebridge rack restart`"]);
     // A machine with more memory does not have more huge pages.
     assert!(!huge.advice(&Reader::Server).contains("end other programs"));
 }

@@ -4,10 +4,11 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use bluebridge::{Pointer, Region};
+use bluebridge::{Client, NodeId, Placement, Pointer, Region};
 use bluebridge_bench::moving::{self, Bucket, Detours, Interval, Load, SomeReads};
 use bluebridge_rack::readiness;
 use bluebridge_rack::spec::ByteSize;
+use bluebridge_transport::udp::UdpTransport;
 use clap::Args;
 use serde::Serialize;
 
@@ -28,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Create memory, work on it until the time is over or Ctrl-C, and check every byte; it may move meanwhile.
 ///
 /// Reports readiness (sd_notify) when the memory is written and the work begins. Ends with 1 if an operation failed or a
-/// byte was wrong.
+/// byte was wrong. Memory of which parts were moved cannot be freed by this command, and is named then.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Moving {
     /// The memory servers that have the memory first, by name or id; without this option all
@@ -70,6 +71,8 @@ struct Document {
     machine: Machine,
     /// The beginning of the memory of each server.
     pointers: Vec<String>,
+    /// Those that are still there.
+    left: Vec<String>,
     /// Of each server.
     size_bytes: u64,
     client_count: u16,
@@ -82,6 +85,8 @@ struct Document {
     failures: u64,
     wrong_reads: u64,
     first_failure: Option<String>,
+    /// Why the memory could not be compared at the end.
+    check_failure: Option<String>,
     series: Vec<Bucket>,
 }
 
@@ -93,12 +98,15 @@ pub(super) fn run(asked: &Moving, global: Global) -> anyhow::Result<Exit> {
         named => named.iter().map(|name| session.node(name)).collect::<Result<Vec<_>, _>>()?,
     };
     let client = &mut session.client;
-    let regions = servers
-        .iter()
-        .map(|server| client.create_at(asked.size.0, bluebridge::Placement::Node(*server)));
-    let regions = regions.collect::<Result<Vec<Region>, _>>()?;
     let workers = (0..asked.clients).map(|_| client.try_clone()).collect::<Result<Vec<_>, _>>()?;
-    let load = Load::begin(client, regions.clone(), true)?;
+    let regions = create(client, &servers, asked.size.0)?;
+    let load = match Load::begin(client, regions.clone(), true) {
+        Ok(load) => load,
+        Err(error) => {
+            free(client, &regions);
+            return Err(error.into());
+        }
+    };
     let begun_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let time = Duration::from_secs(asked.seconds.into());
     readiness::report_ready();
@@ -108,16 +116,15 @@ pub(super) fn run(asked: &Moving, global: Global) -> anyhow::Result<Exit> {
         }
         load.elapsed()
     })?;
-    load.check(client, &mut seen)?;
-    if !asked.keep {
-        for region in &regions {
-            client.delete(*region)?;
-        }
-    }
+    // What was measured is printed whatever becomes of the memory.
+    let check = load.check(client, &mut seen).err().map(|error| error.to_string());
+    let left = if asked.keep { regions.clone() } else { free(client, &regions) };
     session.leave();
+    let names = |regions: &[Region]| regions.iter().map(|it| it.base().to_string()).collect();
     let document = Document {
         machine: Machine::look(),
-        pointers: regions.iter().map(|region| region.base().to_string()).collect(),
+        pointers: names(&regions),
+        left: names(&left),
         size_bytes: asked.size.0,
         client_count: asked.clients,
         begun_unix_s: begun_unix_s.as_secs_f64(),
@@ -127,11 +134,43 @@ pub(super) fn run(asked: &Moving, global: Global) -> anyhow::Result<Exit> {
         failures: seen.failures,
         wrong_reads: seen.wrong_reads,
         first_failure: seen.first_failure.clone(),
+        check_failure: check,
         series: seen.series(Duration::ZERO, ended, STEP),
     };
     print(&document, global)?;
     let is_good = document.failures == 0 && document.wrong_reads == 0;
-    Ok(if is_good { Exit::Ok } else { Exit::Failure })
+    Ok(if is_good && document.check_failure.is_none() { Exit::Ok } else { Exit::Failure })
+}
+
+/// Creates a region at each server, or none.
+fn create(
+    client: &mut Client<UdpTransport>,
+    servers: &[NodeId],
+    bytes: u64,
+) -> anyhow::Result<Vec<Region>> {
+    let mut regions = Vec::new();
+    for server in servers {
+        match client.create_at(bytes, Placement::Node(*server)) {
+            Ok(region) => regions.push(region),
+            Err(error) => {
+                free(client, &regions);
+                return Err(error.into());
+            }
+        }
+    }
+    Ok(regions)
+}
+
+/// Frees regions; returns those that cannot be freed, and says why.
+fn free(client: &mut Client<UdpTransport>, regions: &[Region]) -> Vec<Region> {
+    let mut left = Vec::new();
+    for region in regions {
+        if let Err(error) = client.delete(*region) {
+            output::complain(&format!("{} is not freed: {error}", region.base()));
+            left.push(*region);
+        }
+    }
+    left
 }
 
 fn print(found: &Document, global: Global) -> anyhow::Result<()> {
@@ -159,9 +198,15 @@ fn print(found: &Document, global: Global) -> anyhow::Result<()> {
         found.failures,
         found.wrong_reads,
     ))?;
-    match &found.first_failure {
-        Some(failure) => output::prose(&format!("the first failure: {failure}")),
-        None => Ok(()),
+    if let Some(failure) = &found.first_failure {
+        output::prose(&format!("the first failure: {failure}"))?;
+    }
+    if let Some(failure) = &found.check_failure {
+        output::prose(&format!("the memory could not be compared at the end: {failure}"))?;
+    }
+    match found.left.as_slice() {
+        [] => Ok(()),
+        left => output::prose(&format!("left: {}", left.join(", "))),
     }
 }
 
