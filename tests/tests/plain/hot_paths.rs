@@ -109,7 +109,7 @@ fn a_server_handles_requests_within_their_budgets() {
         (Command::Read, page, 64, &[][..], 5600),
         (Command::Write, page, 64, &DATA[..], 6000),
         (Command::FetchAdd, page, 8, &DATA[..8], 5300),
-        (Command::Create, own, 1, &[][..], 5300),
+        (Command::Create, own, 1, &[][..], 5800),
     ] {
         let mut requests = (0..2 * OPERATIONS).map(|_| {
             sequence += 1;
