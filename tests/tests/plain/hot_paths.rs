@@ -105,11 +105,11 @@ fn a_server_handles_requests_within_their_budgets() {
     let page = Pointer { space: SPACE, node: SERVER, tag, location }.to_ipv6();
     let mut sequence = 0;
     for (command, target, length, data, bound) in [
-        (Command::Ping, own, 0, &[][..], 3400),
-        (Command::Read, page, 64, &[][..], 5600),
-        (Command::Write, page, 64, &DATA[..], 6000),
-        (Command::FetchAdd, page, 8, &DATA[..8], 5300),
-        (Command::Create, own, 1, &[][..], 5800),
+        (Command::Ping, own, 0, &[][..], 3600),
+        (Command::Read, page, 64, &[][..], 6000),
+        (Command::Write, page, 64, &DATA[..], 6400),
+        (Command::FetchAdd, page, 8, &DATA[..8], 5600),
+        (Command::Create, own, 1, &[][..], 6100),
     ] {
         let mut requests = (0..2 * OPERATIONS).map(|_| {
             sequence += 1;
@@ -217,15 +217,15 @@ fn a_client_executes_operations_within_their_budgets() {
     type Operation<'a> = (&'a str, u64, &'a dyn Fn(&mut Client<Echo>));
     let total = Cell::new(0_u64);
     let operations: [Operation<'_>; 3] = [
-        ("READ", 14_000, &|client| {
+        ("READ", 15_000, &|client| {
             let mut bytes = [0; DATA.len()];
             client.read(page, &mut bytes).expect("answered");
             total.set(total.get() + u64::from(bytes[0]));
         }),
-        ("WRITE", 13_500, &|client| {
+        ("WRITE", 14_500, &|client| {
             client.write(page, &DATA).expect("answered");
         }),
-        ("FETCH_ADD", 12_500, &|client| {
+        ("FETCH_ADD", 13_200, &|client| {
             client.fetch_add(page, 1).expect("answered");
         }),
     ];
