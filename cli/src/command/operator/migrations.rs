@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::{Deadline, Target, stat::size};
 use crate::command::Global;
-use crate::exit::Exit;
+use crate::exit::{Exit, UsageError};
 use crate::output;
 
 /// How often --watch looks.
@@ -24,7 +24,8 @@ const BAR: u64 = 10;
 
 /// Show open migrations and the last closed ones, with progress, rate, time left and reasons.
 #[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true)]
+// The controller may be named before the action or after it.
+#[command(mut_args(|arg| arg.global(true)))]
 pub(in crate::command) struct Migrations {
     #[command(subcommand)]
     action: Option<Action>,
@@ -51,15 +52,17 @@ enum Action {
     Cancel {
         /// Its id
         id: u64,
-        #[command(flatten)]
-        way: Way,
     },
 }
 
 pub(in crate::command) fn run(options: Migrations, global: Global) -> anyhow::Result<Exit> {
     let Migrations { action, watch, way } = options;
     match action {
-        Some(Action::Cancel { id, way: Way { deadline, target } }) => {
+        Some(Action::Cancel { .. }) if watch => {
+            Err(UsageError("--watch shows migrations, and does not cancel any".to_owned()).into())
+        }
+        Some(Action::Cancel { id }) => {
+            let Way { deadline, target } = way;
             let request = CancelMigrationRequest { migration: id };
             target.ask(|controller| Ok(cancel_migration(controller, request, deadline.0)?))?;
             if global.json {
