@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, TryLockError},
-    io,
+    io::{self, Read},
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::Command,
@@ -12,15 +12,17 @@ use std::{
 
 use crate::{
     image,
+    kernel::{self, Packing},
     machine::Kernel,
     packages::{Apt, PackageError, files},
     program::{self, POLL, ProgramError},
 };
 
 /// Changed when an unpacked cache of an earlier version must be made again.
-const RECIPE: &str = "1";
+const RECIPE: &str = "2";
 /// Written last: a directory without it is half finished.
 const MARKER: &str = "complete";
+const IMAGE: &str = "kernel";
 /// How long another process may take to fetch the same packages.
 const LOCK_DEADLINE: Duration = Duration::from_secs(900);
 /// How long it may take to index a kernel's modules, or to decompress one.
@@ -73,7 +75,7 @@ pub struct Installed {
     pub(crate) tools: PathBuf,
     /// The kernel's modules, unpacked.
     pub(crate) modules: PathBuf,
-    /// The kernel.
+    /// The kernel, decompressed if set-up knows how.
     pub(crate) image: PathBuf,
     /// Modules that the initramfs loads, in this order.
     pub(crate) early: Vec<PathBuf>,
@@ -114,7 +116,7 @@ impl Cache {
         Ok(Installed {
             tools: tools.join("root"),
             modules: of_kernel.join("root"),
-            image: of_kernel.join("vmlinuz"),
+            image: of_kernel.join(IMAGE),
             early,
         })
     }
@@ -300,8 +302,8 @@ fn prepare_kernel(
     )?;
     let mut name = std::ffi::OsString::from("vmlinuz-");
     name.push(&version);
-    fs::rename(root.join("boot").join(name), directory.join("vmlinuz"))
-        .map_err(files("find the kernel's image"))?;
+    let image = fs::read(root.join("boot").join(name)).map_err(files("find the kernel's image"))?;
+    write_kernel(&image, directory, tools, fetch)?;
     remove(&root.join("boot"))?;
     let early = directory.join("early");
     fs::create_dir(&early).map_err(files("make a directory for modules"))?;
@@ -318,6 +320,38 @@ fn prepare_kernel(
             tools.run("busybox", "unxz", &fetch.scratch, &[&packed])?;
             debug_assert!(to.is_file(), "unxz replaces the file");
         }
+    }
+    Ok(())
+}
+
+/// Writes the kernel of an image, decompressed if it is known how.
+fn write_kernel(
+    image: &[u8],
+    directory: &Path,
+    tools: &Tools,
+    fetch: &Fetch,
+) -> Result<(), PackageError> {
+    let kernel = directory.join(IMAGE);
+    let Some((packing, payload)) = kernel::packed(image) else {
+        return fs::write(kernel, image).map_err(files("write the kernel's image"));
+    };
+    let (program, name, suffix, option) = match packing {
+        // Not busybox's, which lacks the filter for programs of x86.
+        Packing::Xz => ("xz", "unxz", "xz", None),
+        Packing::Zstd => ("zstd", "unzstd", "zst", Some(Path::new("--rm"))),
+    };
+    let packed = kernel.with_extension(suffix);
+    fs::write(&packed, payload).map_err(files("write the compressed kernel"))?;
+    let arguments: Vec<_> = option.into_iter().chain([packed.as_path()]).collect();
+    tools.run(program, name, &fetch.scratch, &arguments)?;
+    let mut start = [0; kernel::ELF.len()];
+    File::open(&kernel)
+        .and_then(|mut file| file.read_exact(&mut start))
+        .map_err(files("read the decompressed kernel"))?;
+    if start != kernel::ELF {
+        return Err(files("find a program in the decompressed kernel")(
+            io::ErrorKind::InvalidData.into(),
+        ));
     }
     Ok(())
 }

@@ -6,11 +6,13 @@
 //! command printed and how it ended. [`run_together`] does the same for machines that need each other.
 //!
 //! * `packages`: what is fetched, and how; `cache`: where it is, and whether it is complete.
+//! * `kernel`: the kernel in a compressed image.
 //! * `image`: the initramfs; `init.sh` and `guest.sh`: what the machine executes before and around the command.
 //! * `machine`: the description of a machine; `qemu`: its command line; `run`: its process and its end.
 
 mod cache;
 mod image;
+mod kernel;
 mod machine;
 mod packages;
 mod program;

@@ -17,8 +17,9 @@ use crate::{
     program::{self, ProgramError},
 };
 
-/// What a machine needs in addition to its kernel. `kmod` loads modules also in machines whose host has no modules.
-const TOOLS: [&str; 3] = ["qemu-system-x86", "busybox-static", "kmod"];
+/// What a machine needs in addition to its kernel. `kmod` loads modules also in machines whose host has no modules;
+/// `xz-utils` and `zstd` decompress kernels.
+const TOOLS: [&str; 5] = ["qemu-system-x86", "busybox-static", "kmod", "xz-utils", "zstd"];
 
 /// How long a look at the package lists may take.
 const QUERY_DEADLINE: Duration = Duration::from_secs(60);

@@ -5,6 +5,7 @@ mod options;
 pub(crate) mod programs;
 mod report;
 mod tiers;
+mod without_clang;
 
 use std::{
     fs::{self, File, TryLockError},
@@ -53,6 +54,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
                 .args(libraries)
                 .args(["--", "-D", "warnings"]),
         )?;
+        timed("lints without clang", without_clang::lint)?;
         println!("== dependencies");
         dependencies::check(false)?;
     }
@@ -229,9 +231,13 @@ fn runner_of(version: &str) -> Option<String> {
 }
 
 fn step(name: &str, run: Run) -> Result<(), Failure> {
+    timed(name, || run.go())
+}
+
+fn timed(name: &str, work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
     println!("== {name}");
     let start = Instant::now();
-    run.go()?;
+    work()?;
     println!("== {name}: {} s", start.elapsed().as_secs());
     Ok(())
 }
