@@ -110,6 +110,7 @@ fn describe(core: &Core, node: &Node) -> proto::Node {
     proto::Node {
         is_draining: drain.is_some(),
         is_drained: drain.is_some_and(|drain| drain.is_done),
+        deputy: super::drains::deputy_name(core, record.id()),
         node: record.node.into(),
         name: record.name.clone(),
         role: role.into(),
