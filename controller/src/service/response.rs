@@ -73,7 +73,11 @@ fn memory_nodes(core: &Core, space: Space) -> proto::MemoryNodes {
         arena_generation: node.record.generation.into(),
         shard_count: node.record.shard_count.into(),
         capacity_pages: node.record.capacity_pages,
-        free_pages: node.free_pages.unwrap_or(0),
+        // New allocations go to others.
+        free_pages: match core.migrations().is_draining(node.record.id()) {
+            true => 0,
+            false => node.free_pages.unwrap_or(0),
+        },
     });
     proto::MemoryNodes { version: core.nodes_version(), nodes: nodes.collect() }
 }

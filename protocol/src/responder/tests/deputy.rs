@@ -117,6 +117,9 @@ fn a_sealed_server_allocates_nothing_and_finishes_what_was_begun() {
     assert_eq!(world.status(&other), Status::OutOfMemory);
     assert_eq!(world.one(&anywhere).header.target, before.header.target, "a repetition");
     assert_eq!(world.write(own, &[7; 64]), Status::Ok);
+    let stat = world.next(TestRequest::server(Command::Stat));
+    let usage = bluebridge_wire::Usage::parse(&world.one(&stat).data).expect("it is whole");
+    assert_eq!(usage.free_pages, 0, "nobody should choose it");
     world.responder.set_sealed(false);
     world.create(1);
 }
