@@ -7,9 +7,11 @@
 //! * `topology`: the switches and their links.
 //! * `desired`: the tables that follow; `moved`: those for pages that moved; `tables`: tables as values; `weight`: anycast weights.
 //! * `record`: what is stored; `event`: what is logged; `operator`: operators' requests; `drain`: servers that are drained;
+//!   `deputy`: who answers for those that are gone;
 //!   `rebalance`: memory that moves by itself.
 
 mod attached;
+mod deputy;
 mod desired;
 mod drain;
 mod event;
@@ -556,6 +558,7 @@ impl Core {
         match self.check_member(who) {
             Ok(()) => {
                 self.detach(now, who.node, MemberChange::Left);
+                self.tend_deputies(now);
                 Ok(())
             }
             Err(MemberError::Gone(_)) => Ok(()),
@@ -649,6 +652,7 @@ impl Core {
                 self.note(id);
             }
         }
+        self.tend_deputies(now);
     }
 }
 

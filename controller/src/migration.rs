@@ -7,9 +7,11 @@
 //! * `record`: what is stored; `pages`: maps of pages.
 //! * `request`: what an operator may ask for, and cancel.
 //! * `order`: the orders that are due; `report`: what servers report.
+//! * `deputy`: servers that answer for others that are drained and gone.
 //! * `drain`: servers that are drained; [`rebalance`]: what moves by itself.
 //! * `loss`: servers that lost their memory, and where the pages of their homes are then.
 
+mod deputy;
 mod drain;
 mod loss;
 mod order;
@@ -27,6 +29,8 @@ use bluebridge_northbound::migration::ServedRow;
 use bluebridge_wire::{Fence, NodeId};
 
 use crate::core::{Change, NodeRecord, Role};
+use deputy::Deputy;
+pub use deputy::DeputyRecord;
 use drain::Drain;
 pub(crate) use drain::Left;
 pub use drain::{DrainRecord, ShownDrain};
@@ -60,6 +64,8 @@ pub struct StoredMigrations {
     pub losses: Vec<LossRecord>,
     /// Servers that are drained.
     pub drains: Vec<DrainRecord>,
+    /// Servers that answer for others that are gone.
+    pub deputies: Vec<DeputyRecord>,
 }
 
 /// A memory server, as far as migrations are concerned.
@@ -87,6 +93,12 @@ struct Link {
     migrates: bool,
     /// What it has learned through this connection: versions, by contents.
     learned: BTreeMap<ContentsRecord, u64>,
+    /// Whether it can stop allocating, and answer for others.
+    deputizes: bool,
+    /// Whether it allocates nothing.
+    is_sealed: bool,
+    /// The nodes for which it answers: under which incarnation, and from which version of the places.
+    deputized: BTreeMap<NodeId, (u32, u64)>,
 }
 
 impl Server {
@@ -177,6 +189,9 @@ pub struct Migrations {
     elsewhere: BTreeMap<ContentsRecord, Elsewhere>,
     losses: BTreeMap<NodeId, LossRecord>,
     drains: BTreeMap<NodeId, Drain>,
+    deputies: BTreeMap<NodeId, Deputy>,
+    /// Servers that came back and wait for their deputies to end, and since when.
+    returning: BTreeMap<NodeId, Instant>,
     changes: Vec<Change>,
     /// Whether where pages are may have changed.
     is_moved: bool,
@@ -205,6 +220,11 @@ impl Migrations {
                 .into_iter()
                 .map(|drain| (NodeId(drain.node), Drain::new(drain)))
                 .collect(),
+            deputies: stored
+                .deputies
+                .into_iter()
+                .map(|record| (record.home(), Deputy::new(record)))
+                .collect(),
             ..Self::default()
         };
         this.advance();
@@ -230,7 +250,11 @@ impl Migrations {
             _ => None,
         };
         let incarnation = now.incarnation;
+        let is_another = before.is_some_and(|before| before.incarnation != incarnation);
         self.servers.insert(id, now);
+        if is_another && record.attached {
+            self.note_rejoined(record);
+        }
         if let Some(began) = began {
             self.lose(id, began);
         }
@@ -256,7 +280,14 @@ impl Migrations {
     pub fn connect(&mut self, server: NodeId, number: u64, migrates: bool) {
         self.version += 1;
         if let Some(server) = self.servers.get_mut(&server) {
-            server.link = Some(Link { number, migrates, learned: BTreeMap::new() });
+            server.link = Some(Link {
+                number,
+                migrates,
+                learned: BTreeMap::new(),
+                deputizes: false,
+                is_sealed: false,
+                deputized: BTreeMap::new(),
+            });
             server.away_since = None;
         }
         let concerned = |of: &&mut Migration| {
@@ -488,6 +519,10 @@ impl Migrations {
 
     /// Whether the home has learned where its pages are now.
     fn home_knows(&self, home: ContentsRecord) -> bool {
+        if let Some(is_known) = self.deputy_knows(home.id()) {
+            let of = self.elsewhere.get(&home);
+            return is_known && of.is_none_or(|of| !of.record.is_pending);
+        }
         let Some(server) = self.servers.get(&home.id()) else { return true };
         let Some(of) = self.elsewhere.get(&home) else { return true };
         let learned = server.link.as_ref().and_then(|link| link.learned.get(&home));

@@ -415,7 +415,7 @@ fn store_failed(error: &StoreError) -> Status {
 fn join_refused(error: &JoinError) -> Status {
     let text = error.to_string();
     match error {
-        JoinError::Taken { .. } => Status::already_exists(text),
+        JoinError::Deputized { .. } | JoinError::Taken { .. } => Status::already_exists(text),
         JoinError::PortsUnknown(_) => Status::unavailable(text),
         JoinError::Exhausted(_) | JoinError::SpaceFull { .. } => Status::resource_exhausted(text),
         JoinError::ContentsOfOther { .. }

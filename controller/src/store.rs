@@ -34,6 +34,9 @@ const LOSSES: TableDefinition<'_, u16, &[u8]> = TableDefinition::new("losses");
 /// Node -> [`crate::migration::DrainRecord`] as JSON. An older controller leaves it alone, and drains nothing.
 const DRAINS: TableDefinition<'_, u16, &[u8]> = TableDefinition::new("drains");
 
+/// Node that is gone -> [`crate::migration::DeputyRecord`] as JSON.
+const DEPUTIES: TableDefinition<'_, u16, &[u8]> = TableDefinition::new("deputies");
+
 /// Without a key -> [`crate::migration::rebalance::RebalanceRecord`] as JSON, if memory moves by itself. An older
 /// controller leaves it alone, and moves nothing.
 const REBALANCE: TableDefinition<'_, (), &[u8]> = TableDefinition::new("rebalance");
@@ -42,12 +45,14 @@ const REBALANCE: TableDefinition<'_, (), &[u8]> = TableDefinition::new("rebalanc
 const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
 
 /// The version of this format; increased when an older controller could not read it, or would do harm.
-const FORMAT: u64 = 3;
+const FORMAT: u64 = 4;
 
 /// The versions before. The first did not contain the last arena generation of a node: a controller that does
 /// not know it would give the next incarnation of a node generations that are in use. The second did not contain
-/// migrations: a controller that does not know them would not tell anyone that a server lost what it had taken.
-const FORMATS_BEFORE: std::ops::RangeInclusive<u64> = 1..=2;
+/// migrations: a controller that does not know them would not tell anyone that a server lost what it had taken. The
+/// third did not contain deputies: a controller that does not know them would let a server join for which another one
+/// still answers.
+const FORMATS_BEFORE: std::ops::RangeInclusive<u64> = 1..=3;
 
 /// Bits of an election id's lower half that count the connections of one start.
 const CONNECTION_BITS: u32 = 32;
@@ -273,6 +278,7 @@ impl Store {
             write.open_table(ELSEWHERE).map_err(io)?;
             write.open_table(LOSSES).map_err(io)?;
             write.open_table(DRAINS).map_err(io)?;
+            write.open_table(DEPUTIES).map_err(io)?;
             write.open_table(REBALANCE).map_err(io)?;
             let mut numbers = write.open_table(NUMBERS).map_err(io)?;
             let read = |numbers: &redb::Table<'_, &str, u64>, name| {
@@ -400,6 +406,7 @@ impl Store {
             elsewhere: records(&read, ELSEWHERE, "where pages of a server are")?,
             losses: records(&read, LOSSES, "a loss of memory")?,
             drains: records(&read, DRAINS, "a drained server")?,
+            deputies: records(&read, DEPUTIES, "a deputy")?,
         };
         stored.rebalance = records(&read, REBALANCE, "rebalancing")?.pop();
         Ok(stored)
@@ -421,9 +428,16 @@ impl Store {
             let mut elsewhere = write.open_table(ELSEWHERE).map_err(io)?;
             let mut losses = write.open_table(LOSSES).map_err(io)?;
             let mut drains = write.open_table(DRAINS).map_err(io)?;
+            let mut deputies = write.open_table(DEPUTIES).map_err(io)?;
             let mut rebalance = write.open_table(REBALANCE).map_err(io)?;
             for change in changes {
                 match change {
+                    Change::Deputy(record) => {
+                        deputies.insert(record.node, json(record)?.as_slice()).map_err(io)?;
+                    }
+                    Change::DeputyGone(node) => {
+                        deputies.remove(node).map_err(io)?;
+                    }
                     Change::Drain(record) => {
                         drains.insert(record.node, json(record)?.as_slice()).map_err(io)?;
                     }

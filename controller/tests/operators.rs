@@ -228,6 +228,7 @@ fn only_memory_servers_attend_and_they_prove_it() {
             node: assignment.node.0.into(),
             incarnation: assignment.incarnation,
             token: assignment.token.0.to_vec(),
+            ..Attendance::default()
         }
     };
     let runtime = runtime();
@@ -276,7 +277,12 @@ fn obey(order: Order) -> Option<Report> {
         Order::Learn(of) => Report::Learned { home: of.home, version: of.version },
         Order::Forget(migration) => Report::Forgotten(migration),
         Order::Release(migration) => Report::Released(migration),
-        Order::Lose { .. } | Order::Report { .. } => return None,
+        // Servers of older versions get no orders about deputies.
+        Order::Deputize(_)
+        | Order::Dismiss { .. }
+        | Order::Lose { .. }
+        | Order::Report { .. }
+        | Order::Seal(_) => return None,
     })
 }
 
@@ -411,6 +417,7 @@ impl RawServer {
             node: who.node.0.into(),
             incarnation: who.incarnation,
             token: who.token.0.to_vec(),
+            ..Attendance::default()
         };
         replies.send(AttendRequest { id: 0, body: Some(ReplyBody::Member(member)) }).await.unwrap();
         let queries = calls.attend(ReceiverStream::new(outgoing)).await.unwrap().into_inner();

@@ -124,7 +124,12 @@ fn reports(order: Order) -> Vec<Report> {
         Order::Learn(of) => Report::Learned { home: of.home, version: of.version },
         Order::Forget(migration) => Report::Forgotten(migration),
         Order::Release(migration) => Report::Released(migration),
-        Order::Lose { .. } | Order::Report { .. } => return Vec::new(),
+        // Servers of older versions get no orders about deputies.
+        Order::Deputize(_)
+        | Order::Dismiss { .. }
+        | Order::Lose { .. }
+        | Order::Report { .. }
+        | Order::Seal(_) => return Vec::new(),
     }]
 }
 
@@ -197,7 +202,7 @@ async fn join(controller: &Running, name: &str, port: u16) -> Attendance {
         }
     };
     let JoinResponse { node, incarnation, token, .. } = joined;
-    Attendance { node, incarnation, token, migrates: true }
+    Attendance { node, incarnation, token, migrates: true, ..Attendance::default() }
 }
 
 #[test]

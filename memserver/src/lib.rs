@@ -6,7 +6,7 @@
 //! * [`run`]: a whole server with a shard per carrier, its live statistics, and its stop.
 //! * [`survey`]: lists or frees allocations of a shard for an operator.
 //! * [`Member`]: a server that joined a rack, serves as its controller allows, and leaves.
-//! * [`migration`]: the lines that a shard takes from other servers.
+//! * [`migration`]: the lines that a shard takes from other servers; [`deputies`]: nodes that are gone, for which it answers.
 //! * [`direct`]: READs that a program in the kernel answers.
 //! * `sizes`: how many pages and lines a shard has; `extent_tree` finds free ones, `backlog` decides which request is next; [`memory`] and `reserve`
 //!   provide the bytes of an arena, [`statistics`] the counters of a shard.
@@ -30,6 +30,7 @@
 
 pub mod arena;
 mod backlog;
+pub mod deputies;
 pub mod direct;
 mod extent_tree;
 pub mod kept;

@@ -18,6 +18,8 @@ use bluebridge_wire::{
     address::{Fields, PAGE_SHIFT, SHARD_SHIFT},
 };
 
+use crate::deputies::{Deputies, Deputyship};
+
 /// The most migrations to which a shard is the taker at once.
 const TAKINGS_MAX: usize = 64;
 
@@ -55,6 +57,17 @@ pub enum MigrationOrder {
         generation: ArenaGeneration,
         /// Rows of pages, and who has them.
         rows: Vec<(Range<u64>, NodeId)>,
+    },
+    /// The shard allocates nothing from now on, or allocates again.
+    Seal(bool),
+    /// The shard answers for a node that is gone.
+    Deputize(Box<Deputyship>),
+    /// The shard answers no more for a node, up to an incarnation.
+    Dismiss {
+        /// The node.
+        home: NodeId,
+        /// The incarnation.
+        incarnation: u32,
     },
     /// What the shard has of a home's pages, and what it gave of them.
     Claim {
@@ -119,6 +132,9 @@ pub enum MigrationError {
     /// Some of the pages are not here.
     #[error("some of the pages are not here; migrate parts of the range")]
     NotHere,
+    /// The shard is the deputy of as many nodes as it can be, of a later incarnation, or is the node itself.
+    #[error("the shard cannot answer for the node")]
+    NotDeputy,
 }
 
 /// The result of an order.
@@ -171,10 +187,22 @@ impl Migrations {
         &mut self,
         now: Timestamp,
         order: MigrationOrder,
-        responder: &mut Responder,
+        (responder, deputies): (&mut Responder, &mut Deputies),
         store: &mut S,
     ) -> MigrationReply {
         match order {
+            MigrationOrder::Seal(is_sealed) => {
+                responder.set_sealed(is_sealed);
+                Ok(MigrationState::default())
+            }
+            MigrationOrder::Deputize(of) => {
+                let is_done = deputies.deputize(now, &of, &self.identity, responder.shard_count());
+                is_done.then(MigrationState::default).ok_or(MigrationError::NotDeputy)
+            }
+            MigrationOrder::Dismiss { home, incarnation } => {
+                deputies.dismiss(home, incarnation);
+                Ok(MigrationState::default())
+            }
             MigrationOrder::Allow(terms) => allow(terms, responder, store),
             MigrationOrder::Withdraw(migration) => {
                 responder.withdraw(now, migration, store)?;

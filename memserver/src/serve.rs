@@ -15,7 +15,7 @@ use std::{
 
 use bluebridge_protocol::{
     Timestamp,
-    responder::{Authority, Config, Responder},
+    responder::{Authority, Config, DrainFirst, Responder},
     store::PageStore,
 };
 use bluebridge_transport::{
@@ -26,6 +26,7 @@ use bluebridge_wire::{ArenaGeneration, Datagram, NodeId, Space};
 use crate::{
     Arena, ArenaUsage,
     backlog::{Backlog, Place, Preview, Sender},
+    deputies::{Deputies, Deputy},
     migration::{Identity, MigrationCall, Migrations},
     statistics::ShardStatistics,
     survey::{Allocation, Survey},
@@ -200,6 +201,8 @@ pub struct Shard<T, S> {
     surveys: VecDeque<Survey>,
     /// The lines that it takes from other servers.
     migrations: Migrations,
+    /// The nodes that are gone, for which it answers.
+    deputies: Deputies,
 }
 
 impl<T: Transport, S: Store> Shard<T, S> {
@@ -215,8 +218,8 @@ impl<T: Transport, S: Store> Shard<T, S> {
         let identity = Identity { node, shard, piece_bytes, seed };
         let migrations = Migrations::new(identity);
         let spin = idle.spin.map_or_else(Spin::learned, Spin::fixed);
-        let backlog = Backlog::new();
-        Self { transport, responder, store, idle, spin, backlog, surveys, migrations }
+        let (backlog, deputies) = (Backlog::new(), Deputies::default());
+        Self { transport, responder, store, idle, spin, backlog, surveys, migrations, deputies }
     }
 
     /// Serves until `stop` is set, then responds SHUTTING_DOWN for the grace time.
@@ -307,7 +310,8 @@ impl<T: Transport, S: Store> Shard<T, S> {
         self.publish(&control.statistics);
         let now = self.transport.now();
         let due = [self.responder.poll_timeout(), self.migrations.poll_timeout(), ends_at];
-        let deadline = due.into_iter().flatten().fold(now + self.idle.sleep, Ord::min);
+        let due = due.into_iter().chain([self.deputies.poll_timeout()]);
+        let deadline = due.flatten().fold(now + self.idle.sleep, Ord::min);
         Ok(self.transport.receive(Wait::until(deadline))?)
     }
 
@@ -342,6 +346,7 @@ impl<T: Transport, S: Store> Shard<T, S> {
             }
             self.flush(statistics)?;
         }
+        self.tend_deputies(now);
         Ok(())
     }
 
@@ -367,7 +372,8 @@ impl<T: Transport, S: Store> Shard<T, S> {
         for number in 0..count {
             let Preview { space, node, session, cost } =
                 Preview::new(&self.transport.incoming(number));
-            let has_session = self.responder.has_session(session, space, node);
+            let has_session = self.responder.has_session(session, space, node)
+                || self.deputies.has_session(session, space, node);
             let sender = Sender { space, node, has_session };
             dropped += usize::from(!self.backlog.add(sender, cost, number));
         }
@@ -389,14 +395,17 @@ impl<T: Transport, S: Store> Shard<T, S> {
         place: Place,
         statistics: &ShardStatistics,
     ) -> Result<(), ServeError> {
-        while !self.take(now, place) {
-            self.flush(statistics)?;
+        loop {
+            match self.take(now, place) {
+                Taken::Here => return Ok(()),
+                Taken::ByDeputy => return self.flush_deputies(statistics),
+                Taken::NotYet => self.flush(statistics)?,
+            }
         }
-        Ok(())
     }
 
-    /// Passes a datagram to the responder; returns false if the replies must be sent first.
-    fn take(&mut self, now: Timestamp, place: Place) -> bool {
+    /// Passes a datagram to who answers it.
+    fn take(&mut self, now: Timestamp, place: Place) -> Taken {
         let Incoming { source, source_port, destination, payload } = match place {
             Place::Carrier(number) => self.transport.incoming(number),
             Place::Held(slot) => self.backlog.held(slot),
@@ -404,79 +413,48 @@ impl<T: Transport, S: Store> Shard<T, S> {
         match Datagram::parse(source, destination, payload) {
             Ok(datagram) if datagram.is_reply() && !self.migrations.is_idle() => {
                 self.migrations.receive(now, &datagram);
-                true
+                Taken::Here
             }
             Ok(datagram) => {
-                self.responder.handle_datagram(now, source_port, &datagram, &mut self.store).is_ok()
+                if let Some(deputy) = self.deputies.for_request(&datagram) {
+                    let Deputy { responder, store, .. } = deputy;
+                    let handled = responder.handle_datagram(now, source_port, &datagram, store);
+                    debug_assert!(handled.is_ok(), "its replies are sent after each request");
+                    return Taken::ByDeputy;
+                }
+                match self.responder.handle_datagram(now, source_port, &datagram, &mut self.store) {
+                    Ok(()) => Taken::Here,
+                    Err(DrainFirst) => Taken::NotYet,
+                }
             }
             Err(error) => {
                 self.responder.count_malformed(error);
-                true
+                Taken::Here
             }
         }
     }
 
     /// Sends all waiting replies; those that a busy carrier does not accept in time are dropped.
     fn flush(&mut self, statistics: &ShardStatistics) -> Result<(), ServeError> {
-        let mut retry_until = None;
-        while self.responder.reply_count() > 0 {
-            let sent = match self.responder.reply_count() {
-                1 => self.send::<1>(),
-                2..=SHORT_BATCH => self.send::<SHORT_BATCH>(),
-                _ => self.send::<SEND_BATCH>(),
-            };
-            match sent {
-                Ok(0) => {
-                    let now = self.transport.now();
-                    let until = *retry_until.get_or_insert(now + SEND_RETRY_TIME);
-                    if now >= until {
-                        let dropped = self.responder.reply_count();
-                        self.responder.release(dropped);
-                        statistics.add_unsent(dropped);
-                    }
-                    std::thread::yield_now();
-                }
-                Ok(count) => {
-                    self.responder.release(count);
-                    retry_until = None;
-                }
-                Err(error @ TransmitError::Socket(_)) => return Err(ServeError::Transmit(error)),
-                // The requester is unreachable, or announced a wrong piece size: drop the reply.
-                Err(
-                    TransmitError::Refused { .. }
-                    | TransmitError::TooLarge { .. }
-                    | TransmitError::Unreachable { .. },
-                ) => {
-                    self.responder.release(1);
-                    statistics.add_unsent(1);
-                }
-            }
+        send_all(&mut self.transport, &mut self.responder, &self.store, statistics)
+    }
+
+    /// Sends the replies of deputies.
+    fn flush_deputies(&mut self, statistics: &ShardStatistics) -> Result<(), ServeError> {
+        for Deputy { responder, store, .. } in self.deputies.iter_mut() {
+            send_all(&mut self.transport, responder, store, statistics)?;
         }
         Ok(())
     }
 
-    /// Sends up to `N` waiting replies.
-    fn send<const N: usize>(&mut self) -> Result<usize, TransmitError> {
-        const NOTHING: Outgoing<'static> = Outgoing {
-            source: Ipv6Addr::UNSPECIFIED,
-            destination: Ipv6Addr::UNSPECIFIED,
-            destination_port: 0,
-            header: &[],
-            data: &[],
-        };
-        let mut batch = [NOTHING; N];
-        let mut count = 0;
-        for (out, reply) in batch.iter_mut().zip(self.responder.transmits(&self.store)) {
-            *out = Outgoing {
-                source: reply.source,
-                destination: reply.destination,
-                destination_port: reply.destination_port,
-                header: reply.head,
-                data: reply.data,
-            };
-            count += 1;
+    /// Ends idle sessions with deputies.
+    fn tend_deputies(&mut self, now: Timestamp) {
+        for Deputy { responder, store, .. } in self.deputies.iter_mut() {
+            if responder.poll_timeout().is_some_and(|due| due <= now) {
+                let timed = responder.handle_timeout(now, store);
+                debug_assert!(timed.is_ok(), "none of its replies refers to pages");
+            }
         }
-        self.transport.transmit(&batch[..count])
     }
 
     fn execute(&mut self, order: Order, statistics: &ShardStatistics) {
@@ -487,8 +465,8 @@ impl<T: Transport, S: Store> Shard<T, S> {
             }
             Order::Migrate(MigrationCall { order, reply }) => {
                 let now = self.transport.now();
-                let Self { migrations, responder, store, .. } = self;
-                let result = migrations.execute(now, order, responder, store);
+                let Self { migrations, responder, store, deputies, .. } = self;
+                let result = migrations.execute(now, order, (responder, deputies), store);
                 let is_done = result.is_ok();
                 // Who asked may not wait any more.
                 let _ = reply.try_send(result);
@@ -540,4 +518,86 @@ impl<T: Transport, S: Store> Shard<T, S> {
     fn publish(&self, statistics: &ShardStatistics) {
         statistics.publish(&self.responder, self.store.arena_usage(), self.transport.counters());
     }
+}
+
+/// What became of a datagram.
+enum Taken {
+    /// The server itself handled it.
+    Here,
+    /// A deputy handled it.
+    ByDeputy,
+    /// Replies must be sent first.
+    NotYet,
+}
+
+/// Sends all waiting replies of a responder; those that a busy carrier does not accept in time are dropped.
+fn send_all<T: Transport, S: PageStore + ?Sized>(
+    transport: &mut T,
+    responder: &mut Responder,
+    store: &S,
+    statistics: &ShardStatistics,
+) -> Result<(), ServeError> {
+    let mut retry_until = None;
+    while responder.reply_count() > 0 {
+        let sent = match responder.reply_count() {
+            1 => send::<1, _, _>(transport, responder, store),
+            2..=SHORT_BATCH => send::<SHORT_BATCH, _, _>(transport, responder, store),
+            _ => send::<SEND_BATCH, _, _>(transport, responder, store),
+        };
+        match sent {
+            Ok(0) => {
+                let now = transport.now();
+                let until = *retry_until.get_or_insert(now + SEND_RETRY_TIME);
+                if now >= until {
+                    let dropped = responder.reply_count();
+                    responder.release(dropped);
+                    statistics.add_unsent(dropped);
+                }
+                std::thread::yield_now();
+            }
+            Ok(count) => {
+                responder.release(count);
+                retry_until = None;
+            }
+            Err(error @ TransmitError::Socket(_)) => return Err(ServeError::Transmit(error)),
+            // The requester is unreachable, or announced a wrong piece size: drop the reply.
+            Err(
+                TransmitError::Refused { .. }
+                | TransmitError::TooLarge { .. }
+                | TransmitError::Unreachable { .. },
+            ) => {
+                responder.release(1);
+                statistics.add_unsent(1);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Sends up to `N` waiting replies.
+fn send<const N: usize, T: Transport, S: PageStore + ?Sized>(
+    transport: &mut T,
+    responder: &Responder,
+    store: &S,
+) -> Result<usize, TransmitError> {
+    const NOTHING: Outgoing<'static> = Outgoing {
+        source: Ipv6Addr::UNSPECIFIED,
+        destination: Ipv6Addr::UNSPECIFIED,
+        destination_port: 0,
+        header: &[],
+        data: &[],
+    };
+    let mut batch = [NOTHING; N];
+    let mut count = 0;
+    for (out, reply) in batch.iter_mut().zip(responder.transmits(store)) {
+        *out = Outgoing {
+            source: reply.source,
+            destination: reply.destination,
+            destination_port: reply.destination_port,
+            header: reply.head,
+            data: reply.data,
+        };
+        count += 1;
+    }
+    transport.transmit(&batch[..count])
 }

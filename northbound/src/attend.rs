@@ -1,7 +1,7 @@
 //! A memory server's side of operators' requests: a call to the controller that stays open, through which
 //! queries arrive.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -152,6 +152,10 @@ pub(crate) struct Orders(Mutex<Desk>);
 struct Desk {
     waiting: VecDeque<Order>,
     reports: Option<mpsc::Sender<proto::AttendRequest>>,
+    /// What the server reported last, which the controller may not have got.
+    is_sealed: bool,
+    /// The nodes for which the server answers, with the incarnations, also after what it may not have got.
+    deputized: BTreeMap<NodeId, u32>,
 }
 
 impl Orders {
@@ -167,7 +171,28 @@ impl Orders {
         self.lock().waiting.is_empty()
     }
 
+    /// Whether the server allocates nothing, and the nodes for which it answers.
+    fn standing(&self) -> (bool, Vec<proto::DeputyRound>) {
+        let desk = self.lock();
+        let round = |(home, incarnation): (&NodeId, &u32)| proto::DeputyRound {
+            home: home.0.into(),
+            incarnation: *incarnation,
+            version: 0,
+        };
+        (desk.is_sealed, desk.deputized.iter().map(round).collect())
+    }
+
     pub(crate) fn report(&self, report: Report) -> bool {
+        match report {
+            Report::Sealed(is_sealed) => self.lock().is_sealed = is_sealed,
+            Report::Deputized { home, incarnation, .. } => {
+                self.lock().deputized.insert(home, incarnation);
+            }
+            Report::Dismissed { home, .. } => {
+                self.lock().deputized.remove(&home);
+            }
+            _ => {}
+        }
         let body = Some(ReplyBody::Migration(report.into()));
         let message = proto::AttendRequest { id: 0, body };
         self.lock().reports.as_ref().is_some_and(|reports| reports.try_send(message).is_ok())
@@ -175,11 +200,15 @@ impl Orders {
 
     /// A new call begins: all that is due comes again.
     fn begin(&self, reports: mpsc::Sender<proto::AttendRequest>) {
-        *self.lock() = Desk { waiting: VecDeque::new(), reports: Some(reports) };
+        let mut desk = self.lock();
+        desk.waiting.clear();
+        desk.reports = Some(reports);
     }
 
     fn end(&self) {
-        *self.lock() = Desk::default();
+        let mut desk = self.lock();
+        desk.waiting.clear();
+        desk.reports = None;
     }
 
     /// Whether there was room.
@@ -262,11 +291,15 @@ async fn call(
 ) -> Result<(), Status> {
     // One more for the first message; a query that frees memory has two messages.
     let (replies, outgoing) = mpsc::channel(2 * QUERIES_MAX + 1 + REPORTS_MAX);
+    let (sealed, deputies) = shared.orders.standing();
     let member = proto::Attendance {
         node: assignment.node.0.into(),
         incarnation: assignment.incarnation,
         token: assignment.token.0.to_vec(),
         migrates,
+        deputizes: migrates,
+        sealed,
+        deputies,
     };
     let first = proto::AttendRequest { id: 0, body: Some(ReplyBody::Member(member)) };
     let _ = replies.try_send(first);

@@ -7,6 +7,7 @@ mod convert;
 
 use std::fmt;
 use std::ops::Range;
+use std::time::Duration;
 
 use bluebridge_wire::{ArenaGeneration, Fence, NodeId, Space};
 
@@ -89,6 +90,29 @@ pub struct EarlierRow {
     pub at: Option<NodeId>,
 }
 
+/// A node that is gone, and for which another server says where its pages are.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Deputyship {
+    /// The node.
+    pub home: NodeId,
+    /// The incarnation under which the deputy answers.
+    pub incarnation: u32,
+    /// The space of its pages.
+    pub space: Space,
+    /// The range epoch of the incarnation.
+    pub range_epoch: u32,
+    /// The last generation that the node may have used.
+    pub last_generation: ArenaGeneration,
+    /// How long the node had served nothing when the deputy was chosen.
+    pub idle: Duration,
+    /// The version of the places.
+    pub version: u64,
+    /// The first generations of the contents of which it is known where their pages are. Pages that are in no row are lost.
+    pub contents: Vec<ArenaGeneration>,
+    /// The rows of these contents that other servers have, or may have.
+    pub rows: Vec<EarlierRow>,
+}
+
 /// What the controller wants from a memory server.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Order {
@@ -101,6 +125,15 @@ pub enum Order {
     },
     /// To the giver: let the taker take lines, and allocate no page of the range any more.
     Allow(Terms),
+    /// To a deputy: answer for a node that is gone, from these places.
+    Deputize(Deputyship),
+    /// To a deputy: answer for a node no more.
+    Dismiss {
+        /// The node.
+        home: NodeId,
+        /// The last incarnation under which it answered.
+        incarnation: u32,
+    },
     /// To the giver: the home knows who serves the lines, so forget the marks of this migration, and only of this one.
     Forget(u64),
     /// To the home: where its pages are.
@@ -126,6 +159,8 @@ pub enum Order {
     },
     /// To the taker: reserve frames.
     Reserve(Terms),
+    /// To a drained server: allocate nothing, or allocate again.
+    Seal(bool),
     /// To the taker: take no more lines of this migration, and report when none is on its way.
     Settle(Terms),
     /// To the giver: allow nothing more.
@@ -204,6 +239,22 @@ pub enum Report {
         /// Of the home itself: own rows that it had given to a server that lost its memory.
         lost: Vec<Range<u64>>,
     },
+    /// The deputy answers for a node.
+    Deputized {
+        /// The node.
+        home: NodeId,
+        /// The incarnation under which it answers.
+        incarnation: u32,
+        /// The version of the places from which it answers.
+        version: u64,
+    },
+    /// The server does not answer for a node.
+    Dismissed {
+        /// The node.
+        home: NodeId,
+        /// The last incarnation under which it answered.
+        incarnation: u32,
+    },
     /// The giver forgot the marks.
     Forgotten(u64),
     /// The home knows where its pages are.
@@ -248,6 +299,8 @@ pub enum Report {
     Released(u64),
     /// The taker has frames.
     Reserved(u64),
+    /// The server allocates nothing, or allocates again.
+    Sealed(bool),
     /// The taker takes nothing more of the range, and nothing is on its way.
     Settled {
         /// The migration.

@@ -1,6 +1,7 @@
 //! The interface between the responder and the memory that it serves.
 
 mod lines;
+mod none;
 
 use core::ops::Range;
 
@@ -12,6 +13,7 @@ pub use lines::{
     ADOPTED_PAGES_FROM, Allowance, HomeLine, Line, LineStore, Placed, SHARD_PAGES_MAX, StageError,
     Taken,
 };
+pub use none::NoPages;
 
 /// The result of an allocation: where it begins, and its colour, which is the location's generation
 /// and the tag.

@@ -1,7 +1,7 @@
 //! The state of a rack's controller, for people and programs.
 
 use std::collections::BTreeMap;
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use bluebridge_northbound::proto::{self, NodeState, Role, SwitchState};
 use bluebridge_wire::address::{Fields, NODE_PREFIX_LEN};
@@ -140,6 +140,9 @@ pub struct NodeReport {
     pub state: &'static str,
     /// `draining` or `drained`, if an operator drains this memory node.
     pub drain: Option<&'static str>,
+    /// The memory node that answers for this one, because it is drained and gone; for people.
+    #[serde(skip)]
+    pub deputy: String,
     /// Its space.
     pub space: u16,
     /// The name of the switch to which it is connected; empty if the only switch has none.
@@ -407,7 +410,10 @@ impl ControllerReport {
 impl NodeReport {
     /// Its state, and whether it is drained, for people.
     pub fn state_words(&self) -> String {
-        let drain = self.drain.map_or_else(String::new, |drain| format!(", {drain}"));
+        let mut drain = self.drain.map_or_else(String::new, |drain| format!(", {drain}"));
+        if !self.deputy.is_empty() {
+            let _ = write!(drain, ", {} answers for it", self.deputy);
+        }
         match self.state {
             "silent" => format!("silent {} s{drain}", self.silent_ms / 1000),
             state => format!("{state}{drain}"),
@@ -443,6 +449,7 @@ impl NodeReport {
                 NodeState::Unspecified => "unknown",
             },
             drain: node.is_draining.then_some(if node.is_drained { "drained" } else { "draining" }),
+            deputy: node.deputy.clone(),
             space: space.0,
             switch: node.switch.clone(),
             switch_port: node.switch_port,

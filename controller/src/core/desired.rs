@@ -62,6 +62,7 @@ impl Core {
                 self.add_node(&mut tables, node, route);
             }
         }
+        self.add_deputies(&mut tables, switch);
         let moved = self.add_moved(&mut tables, switch);
         self.add_counting(&mut tables, switch);
         for space in self.spaces.keys() {

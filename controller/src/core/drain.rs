@@ -131,11 +131,15 @@ impl Core {
     }
 
     /// Notes that a drained server was asked for all its pages, and serves none of them.
-    pub fn drained(&mut self, node: NodeId) {
+    pub fn drained(&mut self, now: Instant, node: NodeId) {
         let (_, serves) = self.migrations.left(node, &[]);
         // What is on its way to it arrives later.
         let is_idle = self.migrations.drain_of(node).is_some_and(|drain| drain.open_count == 0);
-        self.migrations.note_drained(node, is_idle && !serves);
+        if is_idle && !serves {
+            self.migrations.note_clean_pass(now, node);
+        } else {
+            self.migrations.note_drained(node, false);
+        }
     }
 
     /// The server with the most free memory that may take a range of another one, and how many pages that are.

@@ -7,6 +7,8 @@ use super::{NodeRecord, Role};
 /// The kind of change of an endpoint.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum MemberChange {
+    /// It is drained and gone, and this server answers for it.
+    Deputized(NodeId),
     /// It was silent for too long and counts as having left.
     GivenUp,
     /// It joined; a repeated response to the same join does not count.
@@ -61,6 +63,16 @@ impl MemberEvent {
             Role::Memory => "memory",
         };
         match self.change {
+            MemberChange::Deputized(deputy) => {
+                let deputy = deputy.0;
+                tracing::info!(
+                    name,
+                    node = node.0,
+                    deputy,
+                    incarnation,
+                    "drained and gone: the deputy answers for it"
+                );
+            }
             MemberChange::GivenUp => {
                 tracing::info!(name, node = node.0, role, "removed after a long silence");
             }

@@ -103,6 +103,14 @@ pub enum JoinError {
         /// The endpoint that has it.
         by: String,
     },
+    /// A server answers for the caller, which was gone, and ends that now. Temporary.
+    #[error("the memory server {by} still answers for {name}, and ends that now; try again")]
+    Deputized {
+        /// The caller's name.
+        name: String,
+        /// Its deputy.
+        by: String,
+    },
     /// The caller claims an address or port of the infrastructure, and would get its
     /// traffic.
     #[error(
@@ -212,6 +220,7 @@ impl Core {
         self.check_room(join.space, place.switch, same, &replaced)?;
         self.check_flood(place, same, &replaced)?;
         let group = self.group_for(join.space)?;
+        self.check_deputy(now, join, same)?;
         let mut record = self.identity(now, join, place.switch, same, token)?;
         let kept = keeps_contents(join);
         if !kept {
@@ -241,6 +250,19 @@ impl Core {
             node.reported_pages = node.free_pages.unwrap_or(0);
         }
         Ok(Assigned(record))
+    }
+
+    /// A server whose deputy still answers for it must wait until that one has ended, or both would say where pages are.
+    fn check_deputy(
+        &mut self,
+        now: Instant,
+        join: &Join,
+        same: Option<NodeId>,
+    ) -> Result<(), JoinError> {
+        let Some(deputy) = same.and_then(|id| self.migrations.returns(now, id)) else {
+            return Ok(());
+        };
+        Err(JoinError::Deputized { name: join.name.clone(), by: self.migrations.name(deputy) })
     }
 
     fn resolve(&self, join: &Join, known: Option<NodeId>) -> Result<Place, JoinError> {

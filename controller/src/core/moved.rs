@@ -147,7 +147,8 @@ impl Core {
         };
         let mut by_forward: BTreeMap<Forward, Vec<Ipv6Net>> = BTreeMap::new();
         for (home, space, rows) in self.migrations.places(moves) {
-            let to_home = forward_to(home.id());
+            let to_deputy = || self.deputy_forward(switch, home.id()).map(|(forward, _)| forward);
+            let to_home = forward_to(home.id()).or_else(to_deputy);
             for (pages, placed) in rows.iter().filter(|(_, at)| self.migrations.is_present(at.at)) {
                 // The home's own entry may lead the same way.
                 let forward = forward_to(placed.at.id()).filter(|it| Some(*it) != to_home);

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::migration::rebalance::RebalanceRecord;
 use crate::migration::{
-    DrainRecord, ElsewhereRecord, LossRecord, MigrationRecord, StoredMigrations,
+    DeputyRecord, DrainRecord, ElsewhereRecord, LossRecord, MigrationRecord, StoredMigrations,
 };
 
 /// The role of an endpoint.
@@ -131,6 +131,10 @@ pub struct SpaceRecord {
 /// A change that must be stored before its effect is visible.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Change {
+    /// A server answers for another one, which is drained and gone.
+    Deputy(DeputyRecord),
+    /// No server answers for a node any more.
+    DeputyGone(u16),
     /// An operator drains a server.
     Drain(DrainRecord),
     /// A server is not drained any more.

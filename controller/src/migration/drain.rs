@@ -34,6 +34,9 @@ pub struct DrainRecord {
     pub node: u16,
     /// The last migration that was recorded before.
     pub after: u64,
+    /// Its present process allocates nothing any more, and was found to serve nothing: so it may be taken away.
+    #[serde(default)]
+    pub empty: bool,
 }
 
 /// A server that is drained, with what is not stored of it.
@@ -42,6 +45,12 @@ pub(super) struct Drain {
     pub(super) record: DrainRecord,
     /// Nothing that the server reported is left.
     is_done: bool,
+    /// The server is to allocate nothing any more.
+    pub(super) wants_seal: bool,
+    /// When the first pass ended while it allocated nothing.
+    pub(super) sealed_pass: Option<Instant>,
+    /// Since when it is known to serve nothing, and to allocate nothing.
+    pub(super) empty_since: Option<Instant>,
     /// Why the server could not be asked for what it has.
     problem: Option<String>,
     /// Counts the moments at which ranges were tried.
@@ -59,7 +68,10 @@ impl Drain {
     pub(super) const fn new(record: DrainRecord) -> Self {
         Self {
             record,
-            is_done: false,
+            is_done: record.empty,
+            wants_seal: record.empty,
+            sealed_pass: None,
+            empty_since: None,
             problem: None,
             turn: 0,
             failed: BTreeMap::new(),
@@ -81,6 +93,8 @@ pub struct ShownDrain {
     pub open_count: usize,
     /// Why it does not go on, if it does not.
     pub problem: Option<String>,
+    /// Whether it may be taken away: another server answers for it then.
+    pub may_leave: bool,
 }
 
 /// Pages that a server serves.
@@ -106,7 +120,7 @@ impl Migrations {
             return Some(false);
         }
         let after = self.all.last_key_value().map_or(0, |(id, _)| *id);
-        let record = DrainRecord { node: node.0, after };
+        let record = DrainRecord { node: node.0, after, empty: false };
         self.drains.insert(node, Drain::new(record));
         self.changes.push(Change::Drain(record));
         Some(true)
@@ -116,6 +130,8 @@ impl Migrations {
     pub(crate) fn undrain(&mut self, node: NodeId) -> bool {
         let is_known = self.drains.remove(&node).is_some();
         if is_known {
+            // It may allocate again.
+            self.version += 1;
             self.changes.push(Change::DrainGone(node.0));
         }
         is_known
@@ -136,7 +152,11 @@ impl Migrations {
         let away = || format!("{} has no connection to the controller", self.name(node));
         let problem = if is_connected { self.drain_problem(node) } else { Some(away()) };
         let is_done = drain.is_done && open_count == 0;
-        Some(ShownDrain { node, is_done, open_count, problem: problem.filter(|_| !is_done) })
+        let has_deputy =
+            self.deputies.contains_key(&node) || !self.deputy_candidates(node).is_empty();
+        let may_leave = is_done && drain.record.empty && has_deputy;
+        let problem = problem.filter(|_| !is_done);
+        Some(ShownDrain { node, is_done, open_count, problem, may_leave })
     }
 
     /// Every server that is drained.
@@ -166,6 +186,13 @@ impl Migrations {
             drain.is_done = is_done;
             if is_done {
                 drain.failed.clear();
+                return;
+            }
+            drain.sealed_pass = None;
+            if drain.record.empty {
+                drain.record.empty = false;
+                drain.empty_since = None;
+                self.changes.push(Change::Drain(drain.record));
             }
         }
     }

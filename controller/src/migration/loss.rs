@@ -134,8 +134,11 @@ impl Migrations {
         let parties = of_home.flat_map(|record| [record.giver, record.taker]);
         let rows = self.elsewhere.get(&home).into_iter().flat_map(|of| of.record.rows.iter());
         let all = parties.chain(rows.map(|(_, placed)| placed.at)).chain([home]);
-        let is_it =
-            |at: &ContentsRecord| (at.node != home.node || *at == home) && self.is_present(*at);
+        // A home that is gone has none of its pages, and gave none to migrations that are open.
+        let is_gone = self.deputies.contains_key(&home.id());
+        let is_it = |at: &ContentsRecord| {
+            (at.node != home.node || *at == home && !is_gone) && self.is_present(*at)
+        };
         all.filter(is_it).map(ContentsRecord::id).collect()
     }
 

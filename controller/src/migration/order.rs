@@ -4,7 +4,7 @@ use bluebridge_northbound::migration::{Contents, EarlierRow, Elsewhere, Order};
 use bluebridge_wire::NodeId;
 use bluebridge_wire::address::{PAGE_SHIFT, SHARD_SHIFT};
 
-use super::{ContentsRecord, End, Migration, MigrationRecord, Migrations, PageMap, Stage};
+use super::{ContentsRecord, End, Migration, MigrationRecord, Migrations, Stage};
 
 /// The shard of the pages of a migration.
 const fn shard(record: &MigrationRecord) -> u64 {
@@ -39,6 +39,7 @@ impl Migrations {
         let of_home = self.elsewhere.values().map(|of| &of.record).filter(|of| {
             of.home.id() == to && !of.is_pending && link.learned.get(&of.home) != Some(&of.version)
         });
+        let of_deputies = self.deputy_orders(to);
         let learn = of_home.map(|of| {
             Order::Learn(Elsewhere {
                 home: of.home.contents(),
@@ -55,32 +56,14 @@ impl Migrations {
             .map(|of| Order::Report { home: of.record.home.contents(), round: of.record.version });
         let next = self.open().filter_map(|of| self.next_order(of));
         let next = next.filter(|(server, _)| *server == to).map(|(_, order)| order);
-        learn.chain(report).chain(next).collect()
+        of_deputies.into_iter().chain(learn).chain(report).chain(next).collect()
     }
 
     /// What other servers have, or may have, of contents that a node lost. It learns of changes by [`Order::Learn`].
     pub fn earlier(&self, node: NodeId) -> impl Iterator<Item = EarlierRow> {
         let of_node = self.elsewhere.values().map(|of| &of.record);
         let lost = of_node.filter(move |of| of.home.id() == node && !self.is_present(of.home));
-        lost.flat_map(|of| {
-            let mut places: PageMap<Option<ContentsRecord>> = PageMap::default();
-            if of.is_pending {
-                // What was about to move may be at its taker.
-                let open = self.open().map(|of| &of.record);
-                for record in open.filter(|record| record.home == of.home) {
-                    places.insert(record.pages.clone(), None);
-                }
-            }
-            for (pages, placed) in of.rows.iter() {
-                places.insert(pages.clone(), (!of.is_pending).then_some(placed.at));
-            }
-            let row = |(pages, at): (&std::ops::Range<u64>, &Option<ContentsRecord>)| EarlierRow {
-                generation: of.home.contents().generation,
-                pages: pages.clone(),
-                at: at.map(ContentsRecord::id),
-            };
-            places.iter().map(row).collect::<Vec<_>>()
-        })
+        lost.flat_map(|of| self.rows_elsewhere(of))
     }
 
     /// The order of a migration that is due, and to whom.
@@ -153,7 +136,12 @@ impl Migrations {
                 if elsewhere.is_some_and(|of| of.record.is_pending) {
                     return Some("servers must report what they have".to_owned());
                 }
-                (record.home.id(), "must learn where its pages are")
+                match self.deputy_of(record.home.id()) {
+                    Some(of) => {
+                        (of.deputy(), "must learn where the pages are for which it answers")
+                    }
+                    None => (record.home.id(), "must learn where its pages are"),
+                }
             }
             Stage::Recorded => (record.taker.id(), "must reserve frames"),
             Stage::Allowed if of.fences.is_some() => (record.taker.id(), ""),

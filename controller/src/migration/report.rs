@@ -92,6 +92,13 @@ impl Migrations {
         }
         match report {
             Report::Lost { .. } => {}
+            Report::Sealed(is_sealed) => self.note_sealed(from, is_sealed),
+            Report::Deputized { home, incarnation, version } => {
+                self.note_deputized(from, home, (incarnation, version));
+            }
+            Report::Dismissed { home, incarnation } => {
+                self.note_dismissed(from, home, incarnation);
+            }
             Report::Learned { home, version } => self.note_learned(from, home, version),
             Report::Claims { home, round, served, given, lost } => {
                 check_served(&served, &(0..PAGES_END), home.into())?;

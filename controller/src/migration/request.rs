@@ -199,7 +199,9 @@ impl Migrations {
         }
         self.check_free(home, &parts)?;
         let givers = parts.iter().map(|(_, giver)| giver.id());
-        for id in givers.chain([wanted.taker, wanted.home]) {
+        // In place of a home that is gone its deputy learns where the pages are.
+        let learns = Some(wanted.home).filter(|home| self.deputy_of(*home).is_none());
+        for id in givers.chain([wanted.taker]).chain(learns) {
             self.check_reachable(id)?;
         }
         if self.open().count() + parts.len() > MIGRATIONS_MAX {

@@ -7,8 +7,8 @@ use bluebridge_northbound::migration::{Elsewhere, Order, Report, ServedRow};
 use bluebridge_wire::NodeId;
 
 use super::{
-    ContentsRecord, DrainRecord, ElsewhereRecord, LossRecord, MigrationRecord, Migrations, Stage,
-    StoredMigrations,
+    ContentsRecord, DeputyRecord, DrainRecord, ElsewhereRecord, LossRecord, MigrationRecord,
+    Migrations, Stage, StoredMigrations,
 };
 use crate::core::Change;
 
@@ -19,11 +19,14 @@ pub(crate) struct Disk {
     elsewhere: BTreeMap<ContentsRecord, ElsewhereRecord>,
     losses: BTreeMap<u16, LossRecord>,
     drains: BTreeMap<u16, DrainRecord>,
+    deputies: BTreeMap<u16, DeputyRecord>,
 }
 
 impl Disk {
     pub(crate) fn write(&mut self, change: &Change) {
         match change.clone() {
+            Change::Deputy(record) => drop(self.deputies.insert(record.node, record)),
+            Change::DeputyGone(node) => drop(self.deputies.remove(&node)),
             Change::Drain(record) => drop(self.drains.insert(record.node, record)),
             Change::DrainGone(node) => drop(self.drains.remove(&node)),
             Change::Elsewhere(record) => drop(self.elsewhere.insert(record.home, record)),
@@ -41,6 +44,7 @@ impl Disk {
             elsewhere: self.elsewhere.values().cloned().collect(),
             losses: self.losses.values().cloned().collect(),
             drains: self.drains.values().copied().collect(),
+            deputies: self.deputies.values().copied().collect(),
         }
     }
 }

@@ -68,7 +68,9 @@ pub(super) async fn tend(shared: &Arc<SharedState>, link: &Link, node: NodeId) {
             // One that does not go forward would be asked without an end.
             (false, Some(next)) if next > from_page => from_page = next,
             (false, _) => {
-                if is_clean && shared.change(move |core, _| core.drained(node)).await.is_err() {
+                if is_clean
+                    && shared.change(move |core, now| core.drained(now, node)).await.is_err()
+                {
                     return;
                 }
                 (from_page, is_clean) = (0, true);
@@ -120,8 +122,14 @@ pub(super) fn list(core: &Core) -> Vec<proto::Drain> {
     core.migrations().drains().map(|drain| message(core, drain)).collect()
 }
 
+/// The name of the server that answers for another one; empty if none does.
+pub(super) fn deputy_name(core: &Core, home: NodeId) -> String {
+    let deputy = core.migrations().deputy_of(home).and_then(|of| core.node(of.deputy()));
+    deputy.map_or_else(String::new, |node| node.record.name.clone())
+}
+
 fn message(core: &Core, drain: ShownDrain) -> proto::Drain {
-    let ShownDrain { node, is_done, open_count, problem } = drain;
+    let ShownDrain { node, is_done, open_count, problem, may_leave } = drain;
     let record = core.node(node).map(|node| &node.record);
     proto::Drain {
         server: node.0.into(),
@@ -130,5 +138,7 @@ fn message(core: &Core, drain: ShownDrain) -> proto::Drain {
         is_drained: is_done,
         open_migrations: u32::try_from(open_count).unwrap_or(u32::MAX),
         problem: problem.unwrap_or_default(),
+        may_leave,
+        deputy: deputy_name(core, node),
     }
 }

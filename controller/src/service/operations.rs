@@ -241,7 +241,9 @@ impl Operations for Operators {
         };
         let who = parse_member(member.node, member.incarnation, &member.token)
             .map_err(Status::invalid_argument)?;
-        let migrates = member.migrates;
+        let (migrates, deputizes, is_sealed) = (member.migrates, member.deputizes, member.sealed);
+        let answers = |of: &proto::DeputyRound| Some((parse_node(of.home).ok()?, of.incarnation));
+        let deputized = member.deputies.iter().filter_map(answers).collect();
         let is_memory = self.shared.look(|core| {
             core.check_member(who)?;
             Ok(core.node(who.node).is_some_and(|node| node.record.role == Role::Memory))
@@ -261,7 +263,13 @@ impl Operations for Operators {
         let shared = Arc::clone(&self.shared);
         let number = self.last_link.fetch_add(1, Ordering::Relaxed) + 1;
         let connected = shared
-            .change(move |core, _| core.migrations_mut().connect(who.node, number, migrates))
+            .change(move |core, _| {
+                let migrations = core.migrations_mut();
+                migrations.connect(who.node, number, migrates);
+                if deputizes {
+                    migrations.note_abilities(who.node, number, is_sealed, deputized);
+                }
+            })
             .await;
         connected.map_err(|error| store_failed(&error))?;
         tokio::spawn(async move {

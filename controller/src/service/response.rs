@@ -73,7 +73,11 @@ fn memory_nodes(core: &Core, space: Space) -> proto::MemoryNodes {
         arena_generation: node.record.generation.into(),
         shard_count: node.record.shard_count.into(),
         capacity_pages: node.record.capacity_pages,
-        free_pages: node.free_pages.unwrap_or(0),
+        // New allocations go to others.
+        free_pages: match core.migrations().is_draining(node.record.id()) {
+            true => 0,
+            false => node.free_pages.unwrap_or(0),
+        },
     });
     proto::MemoryNodes { version: core.nodes_version(), nodes: nodes.collect() }
 }
@@ -110,6 +114,7 @@ fn describe(core: &Core, node: &Node) -> proto::Node {
     proto::Node {
         is_draining: drain.is_some(),
         is_drained: drain.is_some_and(|drain| drain.is_done),
+        deputy: super::drains::deputy_name(core, record.id()),
         node: record.node.into(),
         name: record.name.clone(),
         role: role.into(),

@@ -66,8 +66,8 @@ fn what_was_committed_is_there_after_a_restart() {
 fn migrations_are_there_after_a_restart() {
     use crate::migration::rebalance::RebalanceRecord;
     use crate::migration::{
-        DrainRecord, ElsewhereRecord, End, GenerationRange, LossRecord, MigrationRecord, PageMap,
-        Placed, RefusalRecord, Stage,
+        DeputyRecord, DrainRecord, ElsewhereRecord, End, GenerationRange, LossRecord,
+        MigrationRecord, PageMap, Placed, RefusalRecord, Stage,
     };
     let folder = Scratch::new("migrations");
     let at = |node| ContentsRecord { node, generation: 4 };
@@ -97,7 +97,16 @@ fn migrations_are_there_after_a_restart() {
     };
     let loss = LossRecord { node: 3, began: 6, unaware: [1, 2].into() };
     let gone = LossRecord { node: 4, ..loss.clone() };
-    let drain = DrainRecord { node: 1, after: 5 };
+    let deputy = DeputyRecord {
+        node: 1,
+        incarnation: 4,
+        last_generation: 9,
+        range_epoch: 5,
+        at: 2,
+        at_incarnation: 6,
+        idle_ms: 1234,
+    };
+    let drain = DrainRecord { node: 1, after: 5, empty: true };
     let store = Store::open(&folder.file(FILE)).unwrap();
     let closed = MigrationRecord { id: 6, stage: Stage::Closed, ..record.clone() };
     let changes = [
@@ -107,15 +116,30 @@ fn migrations_are_there_after_a_restart() {
         Change::Loss(loss.clone()),
         Change::Loss(gone),
         Change::Drain(drain),
+        Change::Deputy(deputy),
+        Change::Deputy(DeputyRecord { node: 3, ..deputy }),
         Change::Drain(DrainRecord { node: 2, ..drain }),
         Change::Rebalance(Some(RebalanceRecord { window_ms: 7 })),
     ];
     store.commit(&changes).unwrap();
-    store.commit(&[Change::MigrationGone(6), Change::LossGone(4), Change::DrainGone(2)]).unwrap();
+    store
+        .commit(&[
+            Change::MigrationGone(6),
+            Change::LossGone(4),
+            Change::DrainGone(2),
+            Change::DeputyGone(3),
+        ])
+        .unwrap();
     drop(store);
     let store = Store::open(&folder.file(FILE)).unwrap();
     let (records, elsewhere, losses) = (vec![record], vec![elsewhere], vec![loss]);
-    let expected = StoredMigrations { records, elsewhere, losses, drains: vec![drain] };
+    let expected = StoredMigrations {
+        records,
+        elsewhere,
+        losses,
+        drains: vec![drain],
+        deputies: vec![deputy],
+    };
     let loaded = store.load().unwrap();
     assert_eq!(
         (loaded.migrations, loaded.rebalance),

@@ -10,17 +10,21 @@ use std::{
 };
 
 use bluebridge_northbound::migration::{
-    Contents, Elsewhere, Generations, Order, OrderKind, Refusal, Report, ServedRow, Terms,
+    Contents, Deputyship, EarlierRow, Elsewhere, Generations, Order, OrderKind, Refusal, Report,
+    ServedRow, Terms,
 };
 use bluebridge_protocol::{
     requester,
     responder::{Adopted, AllowError},
     taker::{self, Row},
 };
-use bluebridge_wire::address::{PAGE_SHIFT, SHARD_SHIFT};
+use bluebridge_wire::{
+    NodeId,
+    address::{PAGE_SHIFT, SHARD_SHIFT},
+};
 
 use crate::{
-    Server,
+    Server, deputies,
     migration::{self, MigrationError, MigrationOrder, MigrationState},
     server::MigrateError,
 };
@@ -198,17 +202,43 @@ impl Transfers {
                 let Elsewhere { home, version, .. } = *elsewhere;
                 Some(Report::Learned { home, version })
             }
+            Order::Seal(is_sealed) => {
+                in_all(server, &MigrationOrder::Seal(*is_sealed))?;
+                Some(Report::Sealed(*is_sealed))
+            }
+            Order::Deputize(of) => {
+                // In place of what an earlier one said.
+                self.forget_deputy(of.home);
+                deputize(of, server)?;
+                let Deputyship { home, incarnation, version, .. } = *of;
+                Some(Report::Deputized { home, incarnation, version })
+            }
+            Order::Dismiss { home, incarnation } => {
+                let (home, incarnation) = (*home, *incarnation);
+                self.forget_deputy(home);
+                in_all(server, &MigrationOrder::Dismiss { home, incarnation })?;
+                Some(Report::Dismissed { home, incarnation })
+            }
             Order::Report { home, round } => {
                 self.expect(Due::Claims { home: *home, round: *round });
                 None
             }
             Order::Lose { node, began } => {
-                for shard in 0..server.shard_count() {
-                    server.migrate(shard, MigrationOrder::Lose(*node), PATIENCE)?;
-                }
+                in_all(server, &MigrationOrder::Lose(*node))?;
                 Some(Report::Lost { node: *node, began: *began })
             }
         })
+    }
+
+    /// What could not be followed of earlier orders about a deputy is not followed later.
+    fn forget_deputy(&mut self, node: NodeId) {
+        let is_its = |due: &Due| match due {
+            Due::Again(Order::Deputize(Deputyship { home, .. }) | Order::Dismiss { home, .. }) => {
+                *home == node
+            }
+            _ => false,
+        };
+        self.dues.retain(|due| !is_its(due));
     }
 
     /// The home learns where its pages are, of its present contents or of earlier ones.
@@ -321,6 +351,39 @@ fn claims(home: Contents, round: u64, server: &Server) -> Result<Report, Migrate
     Ok(Report::Claims { home, round, served: served(rows), given, lost: Vec::new() })
 }
 
+/// Answers for a node that is gone: each shard for the shards of the node that clients lead to it.
+fn deputize(of: &Deputyship, server: &Server) -> Result<(), Hindered> {
+    for shard in 0..server.shard_count() {
+        let is_of = |row: &&EarlierRow| shard_of(&row.pages, server) == shard;
+        let rows = |generation| {
+            let its = of.rows.iter().filter(|row| row.generation == generation).filter(is_of);
+            its.map(|row| (row.pages.clone(), row.at)).collect()
+        };
+        let order = deputies::Deputyship {
+            home: of.home,
+            incarnation: of.incarnation,
+            space: of.space,
+            range_epoch: of.range_epoch,
+            last_generation: of.last_generation,
+            idle: of.idle,
+            places: of.contents.iter().map(|first| (*first, rows(*first))).collect(),
+        };
+        match server.migrate(shard, MigrationOrder::Deputize(Box::new(order)), PATIENCE) {
+            Ok(_) => {}
+            // It is the deputy of too many others for now, or the order is late.
+            Err(MigrateError::Refused(MigrationError::NotDeputy)) => return Err(Hindered::Later),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Follows an order in all shards.
+fn in_all(server: &Server, order: &MigrationOrder) -> Result<(), MigrateError> {
+    let mut shards = 0..server.shard_count();
+    shards.try_for_each(|shard| server.migrate(shard, order.clone(), PATIENCE).map(drop))
+}
+
 /// Follows an order about a migration that one shard knows, or none.
 fn in_one(server: &Server, order: &MigrationOrder) -> Result<(), MigrateError> {
     for shard in 0..server.shard_count() {
@@ -387,6 +450,11 @@ fn subject(order: &Order) -> (u64, Option<OrderKind>) {
         Order::Forget(id) => (*id, Some(OrderKind::Forget)),
         Order::Release(id) => (*id, Some(OrderKind::Release)),
         Order::Withdraw(id) => (*id, Some(OrderKind::Withdraw)),
-        Order::Learn(_) | Order::Lose { .. } | Order::Report { .. } => (0, None),
+        Order::Deputize(_)
+        | Order::Dismiss { .. }
+        | Order::Learn(_)
+        | Order::Lose { .. }
+        | Order::Report { .. }
+        | Order::Seal(_) => (0, None),
     }
 }

@@ -1,12 +1,13 @@
 //! Orders and reports as messages. What comes from outside is checked: numbers, and that nothing is missing.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use bluebridge_wire::{ArenaGeneration, Fence, NodeId, Space};
 
 use super::{
-    Contents, EarlierRow, Elsewhere, Generations, Order, OrderKind, Refusal, Report, ServedRow,
-    Terms,
+    Contents, Deputyship, EarlierRow, Elsewhere, Generations, Order, OrderKind, Refusal, Report,
+    ServedRow, Terms,
 };
 use crate::proto;
 use proto::migration_order::Order as OrderBody;
@@ -146,6 +147,38 @@ impl TryFrom<proto::EarlierRow> for EarlierRow {
     }
 }
 
+fn deputyship(of: Deputyship) -> proto::Deputyship {
+    proto::Deputyship {
+        home: of.home.0.into(),
+        incarnation: of.incarnation,
+        space: of.space.0.into(),
+        range_epoch: of.range_epoch,
+        last_generation: of.last_generation.number().into(),
+        idle_ms: u64::try_from(of.idle.as_millis()).unwrap_or(u64::MAX),
+        version: of.version,
+        contents: of.contents.iter().map(|of| of.number().into()).collect(),
+        rows: of.rows.into_iter().map(Into::into).collect(),
+    }
+}
+
+fn parse_deputyship(of: proto::Deputyship) -> Result<Deputyship, Broken> {
+    Ok(Deputyship {
+        home: node(of.home)?,
+        incarnation: of.incarnation,
+        space: u16::try_from(of.space).map(Space).map_err(|_| "a space must fit 16 bits")?,
+        range_epoch: of.range_epoch,
+        last_generation: generation(of.last_generation)?,
+        idle: Duration::from_millis(of.idle_ms),
+        version: of.version,
+        contents: of.contents.into_iter().map(generation).collect::<Result<_, _>>()?,
+        rows: of.rows.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?,
+    })
+}
+
+fn deputy_round(home: NodeId, incarnation: u32, version: u64) -> proto::DeputyRound {
+    proto::DeputyRound { home: home.0.into(), incarnation, version }
+}
+
 impl From<Order> for proto::MigrationOrder {
     fn from(order: Order) -> Self {
         use proto::MigrationStep as Step;
@@ -178,6 +211,11 @@ impl From<Order> for proto::MigrationOrder {
                 (0, OrderBody::Lose(Contents { node, generation: began }.into()))
             }
             Order::Report { home, round: number } => (0, OrderBody::Report(round(home, number))),
+            Order::Deputize(of) => (0, OrderBody::Deputize(deputyship(of))),
+            Order::Dismiss { home, incarnation } => {
+                (0, OrderBody::Dismiss(deputy_round(home, incarnation, 0)))
+            }
+            Order::Seal(is_on) => (0, OrderBody::Seal(is_on)),
         };
         Self { migration, order: Some(body) }
     }
@@ -200,6 +238,11 @@ impl TryFrom<proto::MigrationOrder> for Order {
                     Self::Report { home: contents(of.home)?, round: of.number }
                 }
                 OrderBody::Reserve(of) => Self::Reserve(parse_terms(migration, of)?),
+                OrderBody::Deputize(of) => Self::Deputize(parse_deputyship(of)?),
+                OrderBody::Dismiss(of) => {
+                    Self::Dismiss { home: node(of.home)?, incarnation: of.incarnation }
+                }
+                OrderBody::Seal(is_on) => Self::Seal(is_on),
                 OrderBody::Allow(of) => Self::Allow(parse_terms(migration, of)?),
                 OrderBody::Take(of) => Self::Take {
                     terms: parse_terms(migration, of.terms.ok_or(MISSING)?)?,
@@ -294,6 +337,13 @@ impl From<Report> for proto::MigrationReport {
                 };
                 (0, ReportBody::Claims(claims))
             }
+            Report::Deputized { home, incarnation, version } => {
+                (0, ReportBody::Deputized(deputy_round(home, incarnation, version)))
+            }
+            Report::Dismissed { home, incarnation } => {
+                (0, ReportBody::Dismissed(deputy_round(home, incarnation, 0)))
+            }
+            Report::Sealed(is_on) => (0, ReportBody::Sealed(is_on)),
             Report::Forgotten(migration) => (migration, done(OrderKind::Forget)),
             Report::Learned { home, version } => (0, ReportBody::Learned(round(home, version))),
             Report::Lost { node, began } => {
@@ -354,6 +404,15 @@ impl TryFrom<proto::MigrationReport> for Report {
                     lost: parse_rows(of.lost)?,
                 }
             }
+            ReportBody::Deputized(of) => Self::Deputized {
+                home: node(of.home)?,
+                incarnation: of.incarnation,
+                version: of.version,
+            },
+            ReportBody::Dismissed(of) => {
+                Self::Dismissed { home: node(of.home)?, incarnation: of.incarnation }
+            }
+            ReportBody::Sealed(is_on) => Self::Sealed(is_on),
             ReportBody::Allowed(of) => Self::Allowed { migration, fences: parse_fences(of)? },
             ReportBody::Progress(of) => Self::Progress {
                 migration,
@@ -409,7 +468,25 @@ mod tests {
             rows: vec![(0..8, NodeId(2)), (16..24, NodeId(3))],
             lost: vec![8..16, 32..48],
         };
+        let deputyship = Deputyship {
+            home: NodeId(1),
+            incarnation: 6,
+            space: Space(3),
+            range_epoch: 7,
+            last_generation: generation(9),
+            idle: Duration::from_millis(1234),
+            version: 5,
+            contents: vec![generation(2), generation(4)],
+            rows: vec![
+                EarlierRow { generation: generation(2), pages: 0..8, at: Some(NodeId(2)) },
+                EarlierRow { generation: generation(4), pages: 8..24, at: None },
+            ],
+        };
         let orders = vec![
+            Order::Deputize(deputyship),
+            Order::Dismiss { home: NodeId(1), incarnation: 6 },
+            Order::Seal(true),
+            Order::Seal(false),
             Order::Take { terms: terms.clone(), fences: fences.clone() },
             Order::Allow(terms.clone()),
             Order::Forget(7),
@@ -431,6 +508,10 @@ mod tests {
                 given: vec![0..8, 16..24],
                 lost: vec![64..72, 80..88],
             },
+            Report::Deputized { home: NodeId(1), incarnation: 6, version: 5 },
+            Report::Dismissed { home: NodeId(1), incarnation: 6 },
+            Report::Sealed(true),
+            Report::Sealed(false),
             Report::Forgotten(7),
             Report::Learned { home, version: 3 },
             Report::Lost { node: NodeId(2), began: generation(11) },
@@ -504,7 +585,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn changed_bytes_never_panic(which in 0..30_usize, at in any::<prop::sample::Index>(), to in any::<u8>()) {
+        fn changed_bytes_never_panic(which in 0..40_usize, at in any::<prop::sample::Index>(), to in any::<u8>()) {
             let (orders, reports) = samples();
             let mut bytes = match reports.get(which) {
                 Some(report) => proto::MigrationReport::from(report.clone()).encode_to_vec(),

@@ -216,8 +216,9 @@ impl Responder {
         let request = Request { takes_pages: session.takes_pages, ..*request };
         let detail = u32::from(store.generation().number());
         let header = self.reply_header(&request);
-        let served =
-            self.begun_at.map_or(Duration::ZERO, |begun| request.now.saturating_since(begun));
+        let served = self.begun_at.map_or(Duration::ZERO, |begun| {
+            request.now.saturating_since(begun).saturating_add(self.idle_before)
+        });
         let header = Header {
             flags: header.flags.with(Flags::AT_ENDPOINT),
             session: id,

@@ -187,6 +187,7 @@ impl Responder {
         }
         self.check_epoch(request)?;
         self.check_authority(request)?;
+        self.check_sealed()?;
         let requester = request.requester();
         self.provisional.admit(&requester, pages).map_err(|excess| {
             if excess != Excess::Table {
@@ -299,9 +300,14 @@ impl Responder {
     ) -> Result<Grant, Refusal> {
         self.check_epoch(request)?;
         self.check_authority(request)?;
+        self.check_sealed()?;
         let grant = store.create(request.datagram.target.space, pages)?;
         store.note_creator(grant.location, creator(request));
         Ok(grant)
+    }
+
+    const fn check_sealed(&self) -> Result<(), Status> {
+        if self.is_sealed { Err(Status::OutOfMemory) } else { Ok(()) }
     }
 }
 

@@ -190,7 +190,8 @@ impl Responder {
         let usage = store.usage(request.datagram.target.space);
         let record = Usage {
             capacity_pages: usage.capacity_pages,
-            free_pages: usage.free_pages,
+            // Who chooses the server with more free memory chooses another one.
+            free_pages: if self.is_sealed { 0 } else { usage.free_pages },
             quota_pages: usage.quota_pages,
             used_pages: usage.used_pages,
             provisional_pages: self.provisional.pages(),

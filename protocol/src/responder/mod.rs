@@ -52,7 +52,7 @@ pub(crate) mod tests;
 mod trains;
 mod write;
 
-use core::ops::Range;
+use core::{ops::Range, time::Duration};
 
 use bluebridge_wire::{
     Command, Datagram, DatagramError, Location, NodeId, Space, Status, address::Fields,
@@ -112,8 +112,12 @@ pub struct Responder {
     /// No timer expires before this.
     wake_at: Option<Timestamp>,
     is_shutting_down: bool,
+    /// Nothing is allocated.
+    is_sealed: bool,
     /// Since when this process serves; `None` if that is not known.
     begun_at: Option<Timestamp>,
+    /// The time before that in which no other process can have executed anything either.
+    idle_before: Duration,
     readers: Readers,
 }
 
@@ -156,7 +160,9 @@ impl Responder {
             credit_pages: 1,
             wake_at: None,
             is_shutting_down: false,
+            is_sealed: false,
             begun_at: None,
+            idle_before: Duration::ZERO,
             readers: Readers::default(),
         };
         responder.share_credit();
@@ -375,6 +381,18 @@ impl Responder {
         self.is_shutting_down = true;
     }
 
+    /// Allocates nothing from now on, or allocates again. New allocations are refused with OUT_OF_MEMORY; what was begun is
+    /// finished.
+    pub const fn set_sealed(&mut self, is_sealed: bool) {
+        self.is_sealed = is_sealed;
+    }
+
+    /// No earlier process of the node can have executed any request that was sent in this time before this one began:
+    /// requesters repeat such requests. For a deputy, whose node had no pages left and allocated none.
+    pub const fn set_idle_before(&mut self, time: Duration) {
+        self.idle_before = time;
+    }
+
     /// Events so far.
     #[must_use]
     pub const fn counters(&self) -> &Counters {
@@ -386,6 +404,12 @@ impl Responder {
     #[must_use]
     pub fn has_session(&self, session: u64, space: Space, node: NodeId) -> bool {
         self.sessions.is_open(session, (space, node))
+    }
+
+    /// Shards of the server.
+    #[must_use]
+    pub const fn shard_count(&self) -> u16 {
+        self.shard_count
     }
 
     /// Open sessions.

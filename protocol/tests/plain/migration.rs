@@ -134,6 +134,27 @@ fn scenarios() -> Vec<Scenario> {
             s.faults.wipes = [1, 0, 1];
         }),
         scenario("back", &[&[Add(0, 0), Read(0, 0)]], |s| s.faults.losses = 1).with(back),
+        scenario("the home leaves", &[&[Add(0, 0), Read(0, 0)], &[Add(0, 0)]], |s| {
+            (s.faults.leaves, s.faults.losses) = (1, 1);
+        }),
+        scenario("the home leaves, the controller restarts", &[&[Add(0, 0)]], |s| {
+            (s.faults.leaves, s.faults.controller_crashes) = (1, 2);
+        })
+        .with(chain),
+        scenario("the home leaves, and its line moves on", &[&[Add(0, 0), Read(0, 0)]], |s| {
+            (s.faults.leaves, s.faults.copies) = (1, 1);
+        })
+        .with(chain),
+        scenario("the home leaves, a taker restarts", &[&[Add(0, 0)]], |s| {
+            s.faults.leaves = 1;
+            s.faults.crashes[1] = 1;
+        })
+        .with(chain),
+        scenario("the home leaves, a taker loses its memory", &[&[Read(0, 0)]], |s| {
+            s.faults.leaves = 1;
+            s.faults.wipes[1] = 1;
+        })
+        .with(chain),
         scenario("back, the home loses its memory", &[&[Read(0, 0)]], |s| s.faults.wipes[0] = 1)
             .with(back),
         scenario("back, freed", &[&[Delete, Create, ReadOwn]], |_| {}).with(back),
@@ -311,6 +332,10 @@ fn where_it_shows(mutant: Mutant) -> Option<(&'static str, &'static str)> {
         Mutant::NextTakerUnasked => ("chain, the second loses its memory", is::LOST),
         Mutant::DeleteOfPart => ("freed", is::WHOLE),
         Mutant::DecisionForgotten => ("freed, the home restarts", is::LINEAR),
+        Mutant::DeputyTooEarly => ("the home leaves", is::HELD),
+        Mutant::DeputyWithoutMap => ("the home leaves", is::LOST),
+        Mutant::DeputyMapOld => ("the home leaves, and its line moves on", is::FOUND),
+        Mutant::DeputyExecutes => ("the home leaves", is::LINEAR),
         Mutant::ControllersYours => ("the giver restarts", is::ONE),
         Mutant::PresumedLost => ("the giver loses its memory", is::LOST),
         Mutant::CancelledAtTaker => ("cancelled", is::HELD),

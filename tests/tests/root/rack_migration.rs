@@ -5,7 +5,7 @@ use std::{
     ops::Range,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bluebridge::{Error, MemoryNode, NodeId, Region};
@@ -410,6 +410,125 @@ fn servers_are_drained_in_turn_while_clients_use_them() {
         assert!(moved.iter().any(|of| of.giver != of.home), "what was taken over moved on");
         bring_home(rack, servers[0], pages);
     });
+}
+
+/// Waits until a server may be taken away, or, if it is gone, another one answers for it; returns that one's name.
+fn await_drain(
+    rack: &TestRack,
+    server: NodeId,
+    what: &str,
+    is_so: impl Fn(&proto::Drain) -> bool,
+) -> String {
+    let mut deputy = String::new();
+    let time = until(what, || {
+        let drains = rack.enter(Node::Switch, || operations::drains(&controller(rack), PATIENCE));
+        let found = drains.into_iter().flatten().find(|of| of.server == u32::from(server.0));
+        deputy = found.as_ref().map_or_else(String::new, |of| of.deputy.clone());
+        found.is_some_and(|of| is_so(&of))
+    });
+    println!("{what}: {time:?}, {deputy:?} answers");
+    deputy
+}
+
+/// Far below the deadline of an operation: so no request waited for a server that is not there.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+#[test]
+fn a_drained_server_is_taken_away_for_good_and_no_client_sees_it() {
+    let options = RackOptions { servers: 3, ..RackOptions::new(DataPlane::Ebpf, "9000") };
+    let mut rack = TestRack::up("dp-deputy", &options);
+    let endpoint = Endpoint::join(&rack, 1);
+    let [home, second, third] = [1, 2, 3].map(|number| endpoint.server(number));
+    let on_home = |seed| {
+        let mut config = endpoint.config(seed);
+        config.memory_nodes = vec![MemoryNode { node: home, shard_count: 1 }];
+        config
+    };
+    let mut before = endpoint.open(&rack, on_home(1));
+    // It has a session with the server, and uses no page.
+    let mut idle = endpoint.open(&rack, on_home(2));
+    let region = before.create((FEW * PAGE_BYTES) as u64).expect("there is room");
+    let freed = before.create(PAGE_BYTES as u64).expect("there is room");
+    let at = |page: usize| region.at((page * PAGE_BYTES) as u64).expect("inside");
+    before.write(at(0), &stamp(0, 1)).expect("it is at home");
+    for page in 0..FEW {
+        before.write(at(page), &stamp(page, 1)).expect("it is at home");
+    }
+    let other = idle.create(PAGE_BYTES as u64).expect("there is room");
+    idle.delete(other).expect("it is at home");
+    before.delete(freed).expect("it is at home");
+    drain(&rack, home, false);
+    await_drain(&rack, home, "the server may leave", |of| of.may_leave);
+    // Nothing is lost with it from now on.
+    let refused = before.create(PAGE_BYTES as u64);
+    let is_full = |error: &Error| matches!(error, Error::Refused { status, .. } if *status == Status::OutOfMemory);
+    assert!(refused.as_ref().is_err_and(is_full), "{refused:?}");
+    rack.kill("memserver-s1");
+
+    let mut change = 1;
+    let mut use_all = |client: &mut UdpClient, most: Duration| {
+        let mut bytes = vec![0; PAGE_BYTES];
+        change += 1;
+        let mut longest = Duration::ZERO;
+        for page in 0..FEW {
+            let begin = Instant::now();
+            client.write(at(page), &stamp(page, change)).expect("no client sees that it is gone");
+            client.read(at(page), &mut bytes).expect("no client sees that it is gone");
+            assert_eq!(bytes, stamp(page, change), "page {page}");
+            longest = longest.max(begin.elapsed());
+        }
+        println!("the longest WRITE and READ took {longest:?}");
+        assert!(longest < most, "{longest:?}");
+    };
+    // Nobody answers for the server at first, and the outcome of no change is unknown nevertheless.
+    use_all(&mut idle, PATIENCE);
+    let deputy = await_drain(&rack, home, "there is a deputy", |of| !of.deputy.is_empty());
+    use_all(&mut endpoint.client(&rack, 3), AT_ONCE);
+    use_all(&mut before, AT_ONCE);
+    let stale = |client: &mut UdpClient| {
+        let begin = Instant::now();
+        let result = client.read(freed.base(), &mut vec![0; PAGE_BYTES]);
+        let is_stale = |error: &Error| matches!(error, Error::Refused { status, .. } if *status == Status::StaleGeneration);
+        assert!(result.as_ref().is_err_and(is_stale), "{result:?}");
+        assert!(begin.elapsed() < AT_ONCE, "it is final");
+    };
+    stale(&mut before);
+    stale(&mut endpoint.client(&rack, 4));
+
+    // The next process of the deputy does not answer for it, and neither does the next controller know it by itself.
+    let victim = format!("memserver-{deputy}");
+    rack.kill(&victim);
+    rack.start_with_memory(&victim);
+    rack.kill("controller");
+    rack.start_with_memory("controller");
+    use_all(&mut endpoint.client(&rack, 5), PATIENCE);
+    await_drain(&rack, home, "there is a deputy again", |of| !of.deputy.is_empty());
+    use_all(&mut endpoint.client(&rack, 6), AT_ONCE);
+
+    // What it had moves on.
+    let (from, to) = if deputy == "s2" { (third, second) } else { (second, third) };
+    drain(&rack, from, false);
+    await_drained(&rack, from);
+    use_all(&mut endpoint.client(&rack, 7), AT_ONCE);
+    use_all(&mut before, AT_ONCE);
+    drain(&rack, from, true);
+
+    rack.start_with_memory("memserver-s1");
+    drain(&rack, home, true);
+    use_all(&mut endpoint.client(&rack, 8), AT_ONCE);
+    use_all(&mut before, AT_ONCE);
+    let mut fresh = None;
+    until("the server allocates again", || {
+        fresh = before.create(PAGE_BYTES as u64).ok();
+        fresh.is_some()
+    });
+    let fresh = fresh.expect("it was allocated");
+    assert_eq!(fresh.base().node, home);
+    before.write(fresh.base(), &stamp(0, 9)).expect("it is there");
+    let mut bytes = vec![0; PAGE_BYTES];
+    endpoint.client(&rack, 9).read(fresh.base(), &mut bytes).expect("it is there");
+    assert_eq!(bytes, stamp(0, 9));
+    println!("{to} has the pages");
 }
 
 /// Asks for a change of how memory moves by itself, or for the state.

@@ -94,10 +94,19 @@ pub(in crate::command) fn undo(options: Undrain, global: Global) -> anyhow::Resu
 
 fn words(drain: &proto::Drain) -> String {
     let name = &drain.name;
+    let deputy = &drain.deputy;
     if drain.is_drained {
-        return format!(
-            "{name} is drained: it serves nothing, and must go on running to say where its pages are"
-        );
+        return match (deputy.is_empty(), drain.may_leave) {
+            (false, _) => format!("{name} is drained and gone: {deputy} says where its pages are"),
+            (true, true) => format!(
+                "{name} is drained: it serves and allocates nothing, and may be stopped, or taken away for good; \
+                 another server then says where its pages are"
+            ),
+            (true, false) => format!(
+                "{name} is drained: it serves nothing, and must go on running to say where its pages are, \
+                 because no other server can"
+            ),
+        };
     }
     let problem = match drain.problem.as_str() {
         "" => String::new(),
@@ -114,6 +123,8 @@ fn document(drain: &proto::Drain) -> Value {
         "space": drain.space,
         "state": if drain.is_drained { "drained" } else { "draining" },
         "open_migrations": drain.open_migrations,
+        "may_leave": drain.may_leave,
+        "deputy": (!drain.deputy.is_empty()).then_some(&drain.deputy),
         "problem": (!drain.problem.is_empty()).then_some(&drain.problem),
     })
 }
@@ -131,6 +142,8 @@ mod tests {
             is_drained: false,
             open_migrations: 2,
             problem: "no room".to_owned(),
+            may_leave: false,
+            deputy: String::new(),
         };
         assert_eq!(words(&drain), "s1 is draining: 2 migrations are open; no room");
         assert_eq!(document(&drain)["problem"], "no room");
@@ -139,8 +152,14 @@ mod tests {
         drain.open_migrations = 1;
         assert_eq!(words(&drain), "s1 is draining: 1 migration is open");
         (drain.is_drained, drain.open_migrations) = (true, 0);
-        assert!(words(&drain).starts_with("s1 is drained: "));
+        assert!(words(&drain).ends_with("because no other server can"));
+        drain.may_leave = true;
+        assert!(words(&drain).contains("may be stopped, or taken away for good"));
         let shown = document(&drain);
         assert_eq!((&shown["state"], &shown["problem"]), (&json!("drained"), &Value::Null));
+        assert_eq!((&shown["may_leave"], &shown["deputy"]), (&json!(true), &Value::Null));
+        drain.deputy = "s2".to_owned();
+        assert_eq!(words(&drain), "s1 is drained and gone: s2 says where its pages are");
+        assert_eq!(document(&drain)["deputy"], "s2");
     }
 }

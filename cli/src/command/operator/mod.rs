@@ -61,7 +61,9 @@ impl Servers {
             Ok((controller.clone(), ControllerReport::of(&state)))
         })?;
         let members = report.nodes.into_iter().filter(|member| {
-            member.role == "memory" && member.state != "gone" && member.space == self.space
+            // One that is drained may be gone and is of interest, but has nothing to tell by itself.
+            let is_there = member.state != "gone" || node.is_some() && member.drain.is_some();
+            member.role == "memory" && is_there && member.space == self.space
         });
         let mut servers: Vec<_> =
             members.map(|of| Server { name: of.name, id: of.id, drain: of.drain }).collect();

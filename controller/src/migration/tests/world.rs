@@ -381,6 +381,8 @@ impl World {
                 }
                 Some(Report::Lost { node: *lost, began: *began })
             }
+            // No server of this world has said that it knows them.
+            Order::Deputize(_) | Order::Dismiss { .. } | Order::Seal(_) => unreachable!(),
             Order::Reserve(terms) => {
                 if is_full && !node.reserved.contains_key(&terms.migration) {
                     return refused(terms.migration, OrderKind::Reserve, Refusal::NoRoom);

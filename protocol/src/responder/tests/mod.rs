@@ -7,6 +7,7 @@ mod anywhere;
 mod checks;
 mod commands;
 mod counters;
+mod deputy;
 mod direct;
 mod giver;
 mod lease_model;

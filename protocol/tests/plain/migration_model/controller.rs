@@ -93,6 +93,9 @@ impl Scenario {
             if taker == HOME || world.served(taker, line, 1).is_none() {
                 continue;
             }
+            if world.is_gone && self.has(Mutant::DeputyMapOld) {
+                continue;
+            }
             world.forwards[usize::from(line)] = Forward::At(taker);
             if giver == HOME && world.slot(HOME, line).mark.is_some() {
                 *world.slot_mut(HOME, line) = Slot::default();
@@ -107,7 +110,9 @@ impl Scenario {
             // The home forgets a mark when it learns who serves the line, others when the home has learned it.
             let at = world.forwards[usize::from(line)];
             let is_known = giver != HOME && at != Forward::At(giver);
-            let is_blind = self.has(Mutant::ForgottenEarly) || self.has(Mutant::ClosedInDoubt);
+            let is_blind = self.has(Mutant::ForgottenEarly)
+                || self.has(Mutant::ClosedInDoubt)
+                || self.has(Mutant::DeputyMapOld);
             let is_any = self.has(Mutant::MarksOfRangeForgotten);
             let is_its = |mark: Mark| mark.migration == migration || is_any;
             if world.slot(giver, line).mark.is_some_and(is_its) && (is_known || is_blind) {

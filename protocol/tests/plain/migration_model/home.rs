@@ -115,6 +115,30 @@ impl Scenario {
         }
     }
 
+    /// The home is taken away, and a deputy answers for it. It has the home's next incarnation, and no memory; the
+    /// controller tells it where the lines are before it answers anything.
+    pub(super) fn leave(&self, world: &mut World) -> Option<()> {
+        let is_idle = |slot: &Slot| (slot.staged, slot.mark) == (None, None);
+        let (_, giver, taker) = self.active(world);
+        let is_open = world.stage != Stage::Closed && (giver == HOME || taker == HOME);
+        let home = world.server(HOME);
+        let is_drained =
+            !is_open && home.slots.iter().all(|slot| is_idle(slot) && slot.copy.is_none());
+        if !is_drained && !self.has(Mutant::DeputyTooEarly) || home.dying.is_some() {
+            return None;
+        }
+        world.faults.leaves = world.faults.leaves.checked_sub(1)?;
+        let home = world.server_mut(HOME);
+        home.incarnation += 1;
+        (home.sessions, home.fences, home.allowed) = ([None; 3], [0; 2], None);
+        home.slots = [Slot::default(); LINES];
+        world.is_gone = true;
+        if self.has(Mutant::DeputyWithoutMap) {
+            world.forwards = [Forward::Gone; LINES];
+        }
+        Some(())
+    }
+
     /// The controller tells all of the loss of a server's memory. From now on nothing of the lost incarnation counts.
     pub(super) fn learn_loss(&self, world: &mut World, server: u8) -> Option<()> {
         if !core::mem::take(&mut world.server_mut(server).is_loss_unknown) {

@@ -149,6 +149,16 @@ pub(crate) enum Mutant {
     /// That an allocation is being freed does not outlive the process.
     DecisionForgotten,
 
+    // The deputy of a home that is drained and gone.
+    /// It answers although the home still has lines.
+    DeputyTooEarly,
+    /// It answers before it knows where the lines are.
+    DeputyWithoutMap,
+    /// It does not learn what moves on.
+    DeputyMapOld,
+    /// It says that it executed a change.
+    DeputyExecutes,
+
     // The controller.
     /// It tells a taker in doubt that the line is its own.
     ControllersYours,
@@ -191,7 +201,7 @@ pub(crate) enum Mutant {
 }
 
 impl Mutant {
-    pub(crate) const ALL: [Self; 53] = [
+    pub(crate) const ALL: [Self; 57] = [
         Self::RecordInSession,
         Self::LastPageUnchecked,
         Self::TakenIsServed,
@@ -227,6 +237,10 @@ impl Mutant {
         Self::NextTakerUnasked,
         Self::DeleteOfPart,
         Self::DecisionForgotten,
+        Self::DeputyTooEarly,
+        Self::DeputyWithoutMap,
+        Self::DeputyMapOld,
+        Self::DeputyExecutes,
         Self::ControllersYours,
         Self::PresumedLost,
         Self::CancelledAtTaker,

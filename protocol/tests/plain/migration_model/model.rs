@@ -63,6 +63,7 @@ pub(crate) enum Step {
         server: u8,
     },
     Conclude,
+    Leave,
     GiveBack {
         line: u8,
     },
@@ -141,6 +142,7 @@ impl Model for Scenario {
             Step::LearnLoss { server } => self.learn_loss(&mut world, server)?,
             Step::Report { server } => self.report(&mut world, server)?,
             Step::Conclude => self.conclude(&mut world)?,
+            Step::Leave => self.leave(&mut world)?,
             Step::GiveBack { line } => self.give_back(&mut world, line)?,
             Step::HearBack { line } => self.hear_back(&mut world, line)?,
             Step::FreeAll => self.free_all(&mut world)?,
@@ -236,6 +238,9 @@ impl Scenario {
         }
         if faults.cancels > 0 {
             steps.push(Step::Cancel);
+        }
+        if faults.leaves > 0 {
+            steps.push(Step::Leave);
         }
         if faults.controller_crashes > 0 {
             steps.push(Step::CrashController);

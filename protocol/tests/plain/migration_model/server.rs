@@ -68,6 +68,14 @@ impl Scenario {
         if world.server(server).dying == Some(client * 8 + request.op) {
             return None;
         }
+        if world.is_gone
+            && server == HOME
+            && self.has(Mutant::DeputyExecutes)
+            && let Op::Add(line, page) = op
+        {
+            world.truth_mut(1, line, page).value = client * 8 + request.op + 1;
+            return Some(Answer::Done);
+        }
         let answer = match op {
             Op::WriteLine(line) => self.write_piece(world, server, request, line)?,
             _ => match self.judge(world, server, client, op) {

@@ -167,6 +167,8 @@ pub(crate) struct Faults {
     /// Requests that are sent again although they are still on their way.
     pub(crate) repeats: u8,
     pub(crate) cancels: u8,
+    /// The home is taken away once it has no line, and a deputy answers for it.
+    pub(crate) leaves: u8,
     pub(crate) controller_crashes: u8,
     /// Pages that takers allocate for their own addresses.
     pub(crate) allocations: u8,
@@ -188,6 +190,9 @@ pub(crate) struct World {
     /// Servers that have reported since the home asked, and which of them has each line. Its process forgets it.
     pub(super) reported: [bool; SERVERS],
     pub(super) claims: [Option<u8>; LINES],
+
+    /// A deputy answers in place of the home.
+    pub(super) is_gone: bool,
 
     // The controller's record.
     pub(super) active: u8,
@@ -271,6 +276,7 @@ impl World {
             forwards: [Forward::Own; LINES],
             reported: [false; SERVERS],
             claims: [None; LINES],
+            is_gone: false,
             active: 0,
             stage: Stage::Recorded,
             now: 0,
