@@ -18,6 +18,9 @@ use crate::migration::Identity;
 /// The most nodes for which a server is the deputy.
 pub const DEPUTIES_MAX: usize = 64;
 
+/// Pages, and the servers that have them.
+pub type Rows = Vec<(Range<u64>, Option<NodeId>)>;
+
 /// What a server must know of a node whose deputy it is.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Deputyship {
@@ -35,7 +38,7 @@ pub struct Deputyship {
     pub idle: Duration,
     /// Where the pages of each of its contents are, by their first generation. All others are nowhere; of rows without a
     /// server that is not known yet.
-    pub places: Vec<(ArenaGeneration, Vec<(Range<u64>, Option<NodeId>)>)>,
+    pub places: Vec<(ArenaGeneration, Rows)>,
 }
 
 /// One node for which a shard answers.
