@@ -436,7 +436,7 @@ const AT_ONCE: Duration = Duration::from_secs(2);
 #[test]
 fn a_drained_server_is_taken_away_for_good_and_no_client_sees_it() {
     let options = RackOptions { servers: 3, ..RackOptions::new(DataPlane::Ebpf, "9000") };
-    let mut rack = TestRack::up("dp-deputy", &options);
+    let mut rack = TestRack::up("deputy", &options);
     let endpoint = Endpoint::join(&rack, 1);
     let [home, second, third] = [1, 2, 3].map(|number| endpoint.server(number));
     let on_home = |seed| {
