@@ -7,7 +7,7 @@ use std::time::Instant;
 use bluebridge_wire::address::{LINE_PAGES, PAGE_BYTES};
 use bluebridge_wire::{ArenaGeneration, NodeId};
 
-use super::Core;
+use super::{Core, OperatorError};
 use crate::migration::{Left, Wanted};
 
 const LINE: u64 = LINE_PAGES as u64;
@@ -35,6 +35,16 @@ impl Core {
         let is_new = self.migrations.drain(node)?;
         self.note(node);
         Some(is_new)
+    }
+
+    /// Whether the draining of a server may end.
+    ///
+    /// # Errors
+    /// [`OperatorError::Gone`] if the server is gone and serves nothing: no deputy would be chosen any more if the present
+    /// one ends, or if the server begins to come back and dies.
+    pub fn check_undrain(&self, node: NodeId) -> Result<(), OperatorError> {
+        let is_gone = self.nodes.get(&node).filter(|it| !it.live && self.migrations.is_empty(node));
+        is_gone.map_or(Ok(()), |it| Err(OperatorError::Gone(it.record.name.clone())))
     }
 
     /// Stops draining a server; returns whether it was drained. What has moved stays, and open migrations go on.

@@ -27,6 +27,11 @@ pub enum Named<'a> {
 /// Why an operator's request cannot be executed; the operator can correct it.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum OperatorError {
+    /// The memory server is drained and gone, and only because it is drained another one answers for it.
+    #[error(
+        "{0} is drained and gone, and another memory server answers for it; start it first, then it can get allocations again"
+    )]
+    Gone(String),
     /// No memory server has the node id.
     #[error("node {0} is not a memory server of this rack")]
     NoServer(u16),

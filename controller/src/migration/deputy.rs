@@ -71,6 +71,14 @@ impl Migrations {
         self.deputies.get(&home).map(|deputy| deputy.record)
     }
 
+    /// Whether a server has a deputy that is there.
+    pub(super) fn has_deputy(&self, home: NodeId) -> bool {
+        self.deputy_of(home).is_some_and(|record| {
+            let at = self.servers.get(&record.deputy());
+            at.is_some_and(|at| at.link.is_some() && at.incarnation == record.at_incarnation)
+        })
+    }
+
     /// Every deputy.
     pub fn deputies(&self) -> impl Iterator<Item = DeputyRecord> {
         self.deputies.values().map(|deputy| deputy.record)

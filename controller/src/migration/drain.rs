@@ -137,6 +137,11 @@ impl Migrations {
         is_known
     }
 
+    /// Whether a server is drained, and had nothing when it was last looked at.
+    pub(crate) fn is_empty(&self, node: NodeId) -> bool {
+        self.drains.get(&node).is_some_and(|drain| drain.record.empty)
+    }
+
     /// Whether an operator drains a server.
     #[must_use]
     pub fn is_draining(&self, node: NodeId) -> bool {
@@ -152,8 +157,7 @@ impl Migrations {
         let away = || format!("{} has no connection to the controller", self.name(node));
         let problem = if is_connected { self.drain_problem(node) } else { Some(away()) };
         let is_done = drain.is_done && open_count == 0;
-        let has_deputy =
-            self.deputies.contains_key(&node) || !self.deputy_candidates(node).is_empty();
+        let has_deputy = self.has_deputy(node) || !self.deputy_candidates(node).is_empty();
         let may_leave = is_done && drain.record.empty && has_deputy;
         let problem = problem.filter(|_| !is_done);
         Some(ShownDrain { node, is_done, open_count, problem, may_leave })

@@ -415,8 +415,10 @@ impl Operations for Operators {
         let space = parse_space(space)?;
         let changed = self.shared.change(move |core, _| {
             core.memory_server(node, space)?;
-            let done = if undo { core.undrain(node) } else { core.drain(node).unwrap_or(false) };
-            Ok::<_, OperatorError>(done)
+            match undo {
+                true => core.check_undrain(node).map(|()| core.undrain(node)),
+                false => Ok(core.drain(node).unwrap_or(false)),
+            }
         });
         let is_new = changed
             .await
@@ -478,9 +480,9 @@ fn query_refused(error: &OperatorError) -> Status {
     let words = error.to_string();
     match error {
         OperatorError::NoServer(_) | OperatorError::NoClient { .. } => Status::not_found(words),
-        OperatorError::OtherSpace { .. } | OperatorError::StillThere(_) => {
-            Status::failed_precondition(words)
-        }
+        OperatorError::Gone(_)
+        | OperatorError::OtherSpace { .. }
+        | OperatorError::StillThere(_) => Status::failed_precondition(words),
     }
 }
 

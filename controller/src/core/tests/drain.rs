@@ -692,6 +692,23 @@ fn a_server_that_began_to_come_back_and_died_gets_a_deputy_again() {
     assert_eq!(rack.deputy(S1), Some(S2));
 }
 
+/// Otherwise nobody would answer for it if its next process died before it has joined.
+#[test]
+fn a_server_that_is_gone_stays_drained() {
+    let mut rack = drained();
+    assert_eq!(rack.core.check_undrain(S1), Ok(()), "it is still there");
+    rack.leave(S1);
+    let gone: Result<(), _> = Err(OperatorError::Gone("s1".to_owned()));
+    assert_eq!(rack.core.check_undrain(S1), gone.clone(), "nobody was chosen yet");
+    rack.obey(S2);
+    assert!(rack.come_back(S1).is_err());
+    rack.obey(S2);
+    assert_eq!((rack.deputy(S1), rack.core.check_undrain(S1)), (None, gone), "it has not joined");
+    rack.come_back(S1).expect("nobody answers for it any more");
+    assert_eq!(rack.core.check_undrain(S1), Ok(()));
+    assert_eq!(rack.core.check_undrain(S2), Ok(()), "it is not drained");
+}
+
 #[test]
 fn a_deputy_that_died_holds_no_server_up() {
     let mut rack = Rack::new(&[900, 400]).with_abilities();
