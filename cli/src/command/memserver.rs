@@ -655,7 +655,6 @@ fn seed() -> anyhow::Result<u64> {
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
 
     #[test]

@@ -14,7 +14,6 @@ use super::{
     ArenaFile, ArenaFileError, Foreign, Holder, Kept, Lack, Listed, PageRecord, Place, Reader,
     access::{Pages, pool_bytes},
 };
-
 use crate::Claim;
 
 /// A directory in memory that is removed at the end.

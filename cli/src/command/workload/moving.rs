@@ -54,7 +54,7 @@ pub(in crate::command) struct Moving {
 /// Read single pages of the memory of `workload moving` at random, as a client that does not know yet where they are.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Reads {
-    /// The beginning of the memory, which has no other owner's pages in it
+    /// The beginning of the memory of one server, as `workload moving` prints it
     pointer: Pointer,
     /// How much memory there is
     #[arg(long, default_value = "64M", value_parser = parse_size)]
