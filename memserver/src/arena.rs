@@ -2,12 +2,14 @@
 //!
 //! * `pages`: bytes and states of pages, and their changes; `frames`: the memory that a line has.
 //! * `colour`: which colours follow each other.
-//! * `lines`: the lines that this server gives to others, and those that it takes from them.
+//! * `lines`: the lines that this server gives to others, and those that it takes from them; `freeing`: allocations of which
+//!   some lines are elsewhere.
 
 mod colour;
 #[cfg(test)]
 mod crash_tests;
 mod frames;
+mod freeing;
 mod lines;
 #[cfg(test)]
 mod lines_tests;
@@ -35,7 +37,12 @@ use self::{
     lines::Places,
     pages::{Contents, NewBytes, Pages, Use},
 };
-use crate::{extent_tree::ExtentTree, kept::ShardMemory, memory::Memory, survey};
+use crate::{
+    extent_tree::ExtentTree,
+    kept::{PageRecord, ShardMemory},
+    memory::Memory,
+    survey,
+};
 
 pub use self::pages::Damaged;
 
@@ -149,6 +156,8 @@ pub struct Arena {
     withheld_pages: u32,
     /// Which lines may get memory, and which memory is nobody's.
     places: Places,
+    /// The first pages of allocations that are being freed, of which some lines are elsewhere.
+    freeing: Vec<usize>,
     /// Whether an allocation failed that further generations would have allowed.
     is_short_of_generations: bool,
     /// Whether requested generations are expected soon.
@@ -248,6 +257,7 @@ impl Arena {
             withheld: Vec::new(),
             withheld_pages: 0,
             places,
+            freeing: Vec::new(),
             is_short_of_generations: false,
             is_reserving: true,
             used_colours: 0,
@@ -258,7 +268,8 @@ impl Arena {
 
     /// Takes over what an earlier process left, and finds out what is free.
     fn take_over(&mut self) -> Result<(), Damaged> {
-        let freed = self.pages.take_over()?;
+        let (freed, freeing) = self.pages.take_over()?;
+        self.freeing = freeing;
         self.places = Places::of(&self.pages);
         let count = self.pages.own().len();
         // All pages with memory were free; now only those that are in no allocation, and here.
@@ -486,8 +497,11 @@ impl Arena {
         let page = self.pages.state(number);
         match page.role() {
             Use::None => true,
-            Use::Head => page.is_complete != 0,
-            Use::Body => self.pages.state(number - page.link as usize).is_complete != 0,
+            Use::Head => page.is_complete == PageRecord::COMPLETE,
+            Use::Body => {
+                let head = self.pages.state(number - page.link as usize);
+                head.is_complete == PageRecord::COMPLETE
+            }
         }
     }
 
@@ -675,12 +689,12 @@ impl Arena {
     }
 
     /// What readers see of a page.
-    pub(crate) fn record(&self, page: u64) -> crate::kept::PageRecord {
+    pub(crate) fn record(&self, page: u64) -> PageRecord {
         *self.pages.state(self.number(page))
     }
 
     /// Puts back what [`Self::record`] returned.
-    pub(crate) fn set_record(&mut self, page: u64, record: crate::kept::PageRecord) {
+    pub(crate) fn set_record(&mut self, page: u64, record: PageRecord) {
         let number = self.number(page);
         self.pages.set_record(number, record);
     }
@@ -717,6 +731,17 @@ impl Arena {
         let number = choice.into_iter().find(|number| !beside.contains(&Some(*number)));
         let number = number.unwrap_or(highest + 1);
         (number, pages.len() as u64 * u64::from(number) - sum)
+    }
+
+    /// Why an access is refused. Own pages only have colours of this arena's generations, so only a refusal must distinguish
+    /// whether the generation or the tag is stale. A page of another server has colours of that one.
+    fn or_stale(&self, access: Access, status: Status) -> Status {
+        let first = self.first_page + ADOPTED_PAGES_FROM;
+        let is_adopted = (first..first + ADOPTED_PAGES_FROM).contains(&access.location.page());
+        match is_adopted || self.palette.holds(access.location.generation()) {
+            true => status,
+            false => Status::StaleGeneration,
+        }
     }
 
     /// Checks that a range is in one allocation with the pointer's colour and space.
@@ -805,7 +830,7 @@ impl PageStore for Arena {
         let space = self.pages.state(start).space();
         self.pages.delete(&(start..start + length as usize));
         self.quota(space).used_pages -= u64::from(length);
-        self.quarantine(u32::try_from(start).unwrap_or(u32::MAX), length);
+        self.quarantine(narrow(start), length);
         Ok(length)
     }
 
@@ -816,16 +841,7 @@ impl PageStore for Arena {
     }
 
     fn check(&self, access: Access) -> Result<(), Status> {
-        // Own pages only have colours of this arena's generations, so only a refusal must distinguish
-        // whether the generation or the tag is stale. A page of another server has colours of that one.
-        let first = self.first_page + ADOPTED_PAGES_FROM;
-        self.check_extent(access).map_err(|status| {
-            let is_adopted = (first..first + ADOPTED_PAGES_FROM).contains(&access.location.page());
-            match is_adopted || self.palette.holds(access.location.generation()) {
-                true => status,
-                false => Status::StaleGeneration,
-            }
-        })
+        self.check_extent(access).map_err(|status| self.or_stale(access, status))
     }
 
     fn read(&self, page: u64, range: Range<usize>) -> &[u8] {

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use bluebridge_protocol::{
     Timestamp,
-    responder::{Authority, Config, Limits, Responder, Timers},
+    responder::{Authority, Config, Limits, PartPlace, Responder, Timers},
     store::NoPages,
 };
-use bluebridge_wire::{ArenaGeneration, Command, Datagram, NodeId, Space};
+use bluebridge_wire::{ArenaGeneration, Command, Datagram, Location, NodeId, Space};
 
 use crate::migration::Identity;
 
@@ -152,6 +152,12 @@ impl Deputies {
         self.0.iter().any(|it| it.responder.has_session(session, space, node))
     }
 
+    /// Where a page of a node is that is gone; `None` if this server is not its deputy.
+    pub(crate) fn place_of(&self, home: NodeId, location: Location) -> Option<PartPlace> {
+        let deputy = self.0.iter().find(|it| it.home == home)?;
+        Some(deputy.responder.earlier_place(location))
+    }
+
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Deputy> {
         self.0.iter_mut()
     }
@@ -187,7 +193,8 @@ mod tests {
     }
 
     fn deputize(deputies: &mut Deputies, of: &Deputyship) -> bool {
-        let identity = Identity { node: NodeId(9), shard: 0, piece_bytes: 4096, seed: 1 };
+        let node = NodeId(9);
+        let identity = Identity { node, incarnation: 1, shard: 0, piece_bytes: 4096, seed: 1 };
         deputies.deputize(Timestamp::default(), of, &identity, 1)
     }
 
@@ -223,7 +230,7 @@ mod tests {
         let mut deputies = Deputies::default();
         deputize(&mut deputies, &deputyship(HOME, 5));
         let location =
-            bluebridge_wire::Location::new(ArenaGeneration::default(), 0).expect("small");
+            Location::new(ArenaGeneration::default(), 0).expect("small");
         let pointer = Pointer { space: SPACE, node: HOME, tag: Tag(0), location }.to_ipv6();
         let endpoint = EndpointAddress::of_shard(SPACE, HOME, 0, 0).to_ipv6();
         let from = EndpointAddress::new(SPACE, NodeId(20), 5).to_ipv6();

@@ -66,7 +66,8 @@ pub(crate) struct PageRecord {
     pub(crate) part: u8,
     /// What its memory contains.
     pub(crate) contents: u8,
-    /// In a head, whether the requester may know the allocation.
+    /// In a head, whether the requester may know the allocation: [`PageRecord::COMPLETE`], or
+    /// [`PageRecord::FREEING`]; 0 if not.
     pub(crate) is_complete: u8,
     /// Why direct readers must not answer for the page: [`PageRecord::LEASED`], [`PageRecord::ELSEWHERE`].
     pub(crate) marks: u8,
@@ -76,6 +77,12 @@ pub(crate) struct PageRecord {
 const _: () = assert!(size_of::<PageRecord>() == 32);
 
 impl PageRecord {
+    /// The requester may know the allocation.
+    pub(crate) const COMPLETE: u8 = 1;
+
+    /// The allocation is being freed, of which parts are at other servers. The next process goes on with it.
+    pub(crate) const FREEING: u8 = 2;
+
     /// The page is leased.
     pub(crate) const LEASED: u8 = 1;
 

@@ -33,6 +33,7 @@ mod backlog;
 pub mod deputies;
 pub mod direct;
 mod extent_tree;
+mod freeings;
 pub mod kept;
 mod member;
 pub mod memory;

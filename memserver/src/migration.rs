@@ -7,7 +7,7 @@ use std::{ops::Range, sync::mpsc::SyncSender};
 
 use bluebridge_protocol::{
     Timestamp,
-    requester::{self, Origin, Requester},
+    requester::{self, Buffers, Origin, Requester},
     responder::{Adopted, AllowError, Allowance, Responder},
     store::PageStore,
     taker::{self, Progress, Row, Taker},
@@ -153,6 +153,8 @@ pub struct MigrationCall {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity {
     pub(crate) node: NodeId,
+    /// Of this process.
+    pub(crate) incarnation: u32,
     pub(crate) shard: u8,
     pub(crate) piece_bytes: u16,
     pub(crate) seed: u64,
@@ -301,7 +303,7 @@ impl Migrations {
         if self.takings.len() >= TAKINGS_MAX {
             return Err(MigrationError::Full);
         }
-        let Identity { node, shard, piece_bytes, seed } = self.identity;
+        let Identity { node, shard, piece_bytes, seed, .. } = self.identity;
         self.count = (self.count + 1) & SELECTOR_COUNT;
         // Replies must reach this shard.
         let selector = u32::from(shard) << SELECTOR_SHIFT | self.count;
@@ -360,14 +362,7 @@ impl Migrations {
                 taker.heard(now, &completion, (&mut *requester, &mut *responder), store);
             }
             taker.poll(now, requester);
-            while let Some((origin, result)) = send_next(now, transport, requester, taker) {
-                match result {
-                    // What the carrier does not take now is sent again when its timer expires.
-                    Ok(_) => {}
-                    Err(error @ TransmitError::Socket(_)) => return Err(error),
-                    Err(_) => requester.transmit_refused(now, origin, 0),
-                }
-            }
+            send_all(now, transport, requester, taker)?;
         }
         Ok(())
     }
@@ -381,13 +376,34 @@ impl Migrations {
     }
 }
 
-fn send_next<T: Transport>(
+/// Sends all requests that are due.
+///
+/// # Errors
+/// [`TransmitError::Socket`]: the carrier failed for good.
+pub(crate) fn send_all<T: Transport, B: Buffers>(
     now: Timestamp,
     transport: &mut T,
     requester: &mut Requester,
-    taker: &Taker,
+    buffers: &B,
+) -> Result<(), TransmitError> {
+    while let Some((origin, result)) = send_next(now, transport, requester, buffers) {
+        match result {
+            // What the carrier does not take now is sent again when its timer expires.
+            Ok(_) => {}
+            Err(error @ TransmitError::Socket(_)) => return Err(error),
+            Err(_) => requester.transmit_refused(now, origin, 0),
+        }
+    }
+    Ok(())
+}
+
+fn send_next<T: Transport, B: Buffers>(
+    now: Timestamp,
+    transport: &mut T,
+    requester: &mut Requester,
+    buffers: &B,
 ) -> Option<(Origin, Result<usize, TransmitError>)> {
-    let request = requester.poll_transmit(now, taker)?;
+    let request = requester.poll_transmit(now, buffers)?;
     let out = Outgoing {
         source: request.source,
         destination: request.destination,
@@ -450,10 +466,20 @@ pub(crate) fn shard_of(pages: &Range<u64>, shard_count: u16) -> u16 {
 
 /// The shard in a selector, and the number below it: byte 10 of an endpoint's address tells the shard.
 const SELECTOR_SHIFT: u32 = 24;
-const SELECTOR_COUNT: u32 = (1 << SELECTOR_SHIFT) - 1;
+const SELECTOR_COUNT: u32 = FREER_SELECTORS - 1;
+
+/// The first number of requesters that have parts of allocations freed.
+const FREER_SELECTORS: u32 = 1 << (SELECTOR_SHIFT - 1);
+
+impl Identity {
+    /// The selector of such a requester.
+    pub(crate) const fn selector_of_freer(&self, number: u32) -> u32 {
+        (self.shard as u32) << SELECTOR_SHIFT | FREER_SELECTORS | number
+    }
+}
 
 /// The selector of the requester with an address.
 #[expect(clippy::cast_possible_truncation, reason = "a selector has 32 bits")]
-const fn selector_of(address: &Fields) -> u32 {
+pub(crate) const fn selector_of(address: &Fields) -> u32 {
     (address.location >> 16) as u32
 }

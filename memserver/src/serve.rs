@@ -27,6 +27,7 @@ use crate::{
     Arena, ArenaUsage,
     backlog::{Backlog, Place, Preview, Sender},
     deputies::{Deputies, Deputy},
+    freeings::Freeings,
     migration::{Identity, MigrationCall, Migrations},
     statistics::ShardStatistics,
     survey::{Allocation, Survey},
@@ -201,6 +202,8 @@ pub struct Shard<T, S> {
     surveys: VecDeque<Survey>,
     /// The lines that it takes from other servers.
     migrations: Migrations,
+    /// The allocations that it frees, of which parts are at other servers.
+    freeings: Freeings,
     /// The nodes that are gone, for which it answers.
     deputies: Deputies,
 }
@@ -214,12 +217,23 @@ impl<T: Transport, S: Store> Shard<T, S> {
         (config, idle): (&Config, Idle),
     ) -> Self {
         let surveys = VecDeque::with_capacity(SURVEYS_MAX);
-        let Config { node, shard, piece_bytes, seed, .. } = *config;
-        let identity = Identity { node, shard, piece_bytes, seed };
-        let migrations = Migrations::new(identity);
+        let Config { node, incarnation, shard, piece_bytes, seed, .. } = *config;
+        let identity = Identity { node, incarnation, shard, piece_bytes, seed };
+        let (migrations, freeings) = (Migrations::new(identity), Freeings::new(identity));
         let spin = idle.spin.map_or_else(Spin::learned, Spin::fixed);
         let (backlog, deputies) = (Backlog::new(), Deputies::default());
-        Self { transport, responder, store, idle, spin, backlog, surveys, migrations, deputies }
+        Self {
+            transport,
+            responder,
+            store,
+            idle,
+            spin,
+            backlog,
+            surveys,
+            migrations,
+            freeings,
+            deputies,
+        }
     }
 
     /// Serves until `stop` is set, then responds SHUTTING_DOWN for the grace time.
@@ -254,6 +268,7 @@ impl<T: Transport, S: Store> Shard<T, S> {
                 self.execute(order, &control.statistics);
             }
             self.migrate()?;
+            self.free(&control.statistics)?;
             let is_surveying = self.survey(&control.statistics);
             let count = if self.backlog.is_empty() && !is_surveying {
                 self.wait(now, ends_at, control)?
@@ -278,6 +293,18 @@ impl<T: Transport, S: Store> Shard<T, S> {
         let now = self.transport.now();
         let Self { transport, responder, store, migrations, .. } = self;
         migrations.drive(now, (transport, responder), store).map_err(ServeError::Transmit)
+    }
+
+    /// Goes on with the allocations that it frees.
+    fn free(&mut self, statistics: &ShardStatistics) -> Result<(), ServeError> {
+        if self.freeings.is_idle(&self.responder) {
+            return Ok(());
+        }
+        let now = self.transport.now();
+        let Self { transport, responder, store, freeings, deputies, .. } = self;
+        let driven = freeings.drive(now, (transport, responder), deputies, store);
+        driven.map_err(ServeError::Transmit)?;
+        self.flush(statistics)
     }
 
     /// Does a step of the first request of an operator; returns false if there is none.
@@ -310,7 +337,8 @@ impl<T: Transport, S: Store> Shard<T, S> {
         self.publish(&control.statistics);
         let now = self.transport.now();
         let due = [self.responder.poll_timeout(), self.migrations.poll_timeout(), ends_at];
-        let due = due.into_iter().chain([self.deputies.poll_timeout()]);
+        let due =
+            due.into_iter().chain([self.deputies.poll_timeout(), self.freeings.poll_timeout()]);
         let deadline = due.flatten().fold(now + self.idle.sleep, Ord::min);
         Ok(self.transport.receive(Wait::until(deadline))?)
     }
@@ -404,6 +432,10 @@ impl<T: Transport, S: Store> Shard<T, S> {
         }
     }
 
+    fn awaits_replies(&self) -> bool {
+        !self.migrations.is_idle() || !self.freeings.is_idle(&self.responder)
+    }
+
     /// Passes a datagram to who answers it.
     fn take(&mut self, now: Timestamp, place: Place) -> Taken {
         let Incoming { source, source_port, destination, payload } = match place {
@@ -411,8 +443,10 @@ impl<T: Transport, S: Store> Shard<T, S> {
             Place::Held(slot) => self.backlog.held(slot),
         };
         match Datagram::parse(source, destination, payload) {
-            Ok(datagram) if datagram.is_reply() && !self.migrations.is_idle() => {
-                self.migrations.receive(now, &datagram);
+            Ok(datagram) if datagram.is_reply() && self.awaits_replies() => {
+                if !self.freeings.receive(now, &datagram) {
+                    self.migrations.receive(now, &datagram);
+                }
                 Taken::Here
             }
             Ok(datagram) => {

@@ -144,7 +144,7 @@ impl Survey {
         // Whether an allocation is leased is checked page by page.
         let mut budget = STEP_PAGES;
         let next = store.survey(self.next_page, STEP_PAGES, &mut |allocation| {
-            if !is_wanted(query, &allocation, responder) {
+            if !is_wanted(query, &allocation) {
                 return true;
             }
             if findings.found.len() >= query.limit as usize || budget == 0 {
@@ -168,7 +168,7 @@ impl Survey {
             let query = &self.query;
             let budget = STEP_PAGES / STEP_FREED;
             let next = store.survey(self.next_page, budget, &mut |allocation| {
-                candidate = is_wanted(query, &allocation, responder).then_some(allocation);
+                candidate = is_wanted(query, &allocation).then_some(allocation);
                 candidate.is_none()
             });
             let Some(allocation) = candidate else { return self.turn(next) };
@@ -209,12 +209,10 @@ enum Turn {
     Done(Option<u64>),
 }
 
-/// Allocations of which another node serves pages now are listed, and not freed.
-fn is_wanted(query: &Query, allocation: &Allocation, responder: &Responder) -> bool {
+fn is_wanted(query: &Query, allocation: &Allocation) -> bool {
     let creators = &query.creators;
     allocation.space == query.space
         && (creators.is_empty() || creators.iter().any(|it| it.contain(allocation.creator)))
-        && (!query.frees || responder.is_own_page(allocation.grant.location.page()))
 }
 
 fn found(allocation: Allocation, now: Timestamp, responder: &Responder) -> Found {

@@ -9,6 +9,7 @@
 //! * `owner`: how an endpoint replies to requests for pages that it holds leases on.
 //! * `responder`: the end that serves a shard of memory through the [`store::PageStore`] trait.
 //! * `taker`: takes lines from another server and serves them, with a requester and the responder.
+//! * `freer`: has parts of allocations freed that are at other servers, likewise.
 //! * `direct`: what the responder shares with readers that answer READs without it.
 //! * `pieces`: how a range is divided into pieces; `store`: the interface to memory; `events`:
 //!   named counters.
@@ -17,6 +18,7 @@
 
 pub mod direct;
 mod events;
+pub mod freer;
 pub mod owner;
 pub mod pieces;
 pub mod requester;

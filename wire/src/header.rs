@@ -86,6 +86,11 @@ impl Flags {
     pub const QUEUED: Self = Self(1 << 5);
     /// Reply to OPEN: the server also accepts requests for memory at its endpoint address.
     pub const AT_ENDPOINT: Self = Self(1 << 6);
+    /// DELETE: the home said that it has lost the allocation, so the server of the first page frees it.
+    pub const ORPHAN: Self = Self(1 << 7);
+    /// DELETE of the server that frees an allocation: frees the part of it that is here and ends with the target's page;
+    /// `length` is the number of pages from the first one to that one.
+    pub const PART: Self = Self(1 << 10);
 
     const TRAILER_SHIFT: u32 = 8;
     const TRAILER_MASK: u16 = 0b11 << Self::TRAILER_SHIFT;

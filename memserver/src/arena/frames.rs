@@ -73,13 +73,13 @@ impl Pages {
     }
 
     /// Whether there is a page with this number here. One of a line that never had memory is beyond the end; an own one
-    /// whose memory is lent is only free.
+    /// whose memory is lent is only free, and so is another server's without memory that is served here.
     pub(super) fn exists(&self, number: usize) -> bool {
         let line = number / LINE_PAGES;
+        let served = if self.is_own(line) { LineEntry::DEFAULT } else { LineEntry::ADOPTED };
         let is_lent = self.frame(line).is_none()
             && !self.is_untouched(line)
-            && self.is_own(line)
-            && self.entry(line).state == LineEntry::DEFAULT;
+            && self.entry(line).state == served;
         is_lent || self.place(number).is_some()
     }
 
@@ -161,9 +161,8 @@ impl Pages {
                     let is_epoch = self.entry(line).epoch <= LEASE_EPOCH_MAX;
                     self.frame(line).is_some() && self.has_name(line) && is_epoch
                 }
-                LineEntry::ADOPTED => {
-                    !self.is_own(line) && self.frame(line).is_some() && self.has_name(line)
-                }
+                // Without memory if no page of it is allocated, which is checked with the pages.
+                LineEntry::ADOPTED => !self.is_own(line) && self.has_name(line),
                 _ => false,
             };
             if !is_good {

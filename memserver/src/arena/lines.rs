@@ -4,10 +4,10 @@ use core::ops::Range;
 use std::collections::BTreeSet;
 
 use bluebridge_protocol::store::{
-    Allowance, Creator, HomeLine, Line, LineStore, Placed, StageError, Taken,
+    Access, Allowance, Creator, HomeLine, Line, LineStore, Placed, StageError, Taken,
 };
 use bluebridge_wire::{
-    ArenaGeneration, LinePage, NodeId, Space,
+    ArenaGeneration, LinePage, NodeId, Space, Status,
     address::{LINE_PAGES, PAGE_BYTES},
     header::LEASE_EPOCH_MAX,
     line::{LineRecord, PageContents, Part},
@@ -329,7 +329,7 @@ impl Arena {
     }
 
     /// The frame of a line becomes nobody's.
-    fn take_frame(&mut self, line: usize) {
+    pub(super) fn take_frame(&mut self, line: usize) {
         if let Some(frame) = self.pages.frame(line) {
             self.pages.set_frame(line, None);
             self.places.spare.insert(narrow(frame), &self.pages);
@@ -345,6 +345,10 @@ impl Arena {
             }
             if !self.pages.is_own(line) {
                 continue;
+            }
+            // Its former server may have freed its part, and this one has not.
+            if self.is_being_freed(number) {
+                return Err(StageError::BeingFreed(at));
             }
             let own = self.pages.state(number);
             let (role, link) = role_of(page.part);
@@ -604,6 +608,26 @@ impl LineStore for Arena {
             let state = if is_own { LineEntry::GIVEN } else { LineEntry::DEFAULT };
             self.pages.set_line_state(line, state);
         }
+    }
+
+    fn length_of(&self, access: Access, pages: u32) -> Result<u32, Status> {
+        self.length_anywhere(access, pages).map_err(|status| self.or_stale(access, status))
+    }
+
+    fn begin_freeing(&mut self, first_page: u64) {
+        self.note_freeing(first_page);
+    }
+
+    fn freeings(&self, each: &mut dyn FnMut(u64, Access, u32)) {
+        self.each_freeing(each);
+    }
+
+    fn end_freeing(&mut self, first_page: u64) {
+        self.free_scattered(first_page);
+    }
+
+    fn free_part(&mut self, pages: Range<u64>) {
+        self.free_adopted(&pages);
     }
 
     fn placed(&self, each: &mut dyn FnMut(u64, Placed)) {

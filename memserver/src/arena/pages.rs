@@ -318,7 +318,11 @@ impl Pages {
 
     /// The requester of the allocation that begins here may know it from now on.
     pub(super) fn complete(&mut self, number: usize) {
-        stores::set(&mut self.states.as_mut()[number].is_complete, 1);
+        self.set_complete(number, PageRecord::COMPLETE);
+    }
+
+    pub(super) fn set_complete(&mut self, number: usize, value: u8) {
+        stores::set(&mut self.states.as_mut()[number].is_complete, value);
     }
 
     /// Records whether a page is leased: then direct readers must not answer for it.
@@ -364,7 +368,7 @@ impl Pages {
         stores::set(&mut state.space, page.space.0);
         stores::set(&mut state.part, page.part);
         stores::set(&mut state.contents, contents);
-        stores::set(&mut state.is_complete, 1);
+        stores::set(&mut state.is_complete, PageRecord::COMPLETE);
         stores::set(&mut state.checksum, PageRecord::NO_CHECKSUM);
         stores::set(&mut state.sequence, sequence);
     }
@@ -521,11 +525,11 @@ impl Pages {
 
     /// Completes what the last process left, after [`Self::check`]: repeats the change that was under
     /// way, frees allocations that nobody can know of, and takes no free page for zeros. Returns how
-    /// many allocations it freed.
+    /// many allocations it freed, and the first pages of those that are still to be freed.
     ///
     /// # Errors
     /// [`Damaged::Redo`], not after [`Self::check`].
-    pub(super) fn take_over(&mut self) -> Result<u32, Damaged> {
+    pub(super) fn take_over(&mut self) -> Result<(u32, Vec<usize>), Damaged> {
         self.repeat()?;
         self.take_over_lines();
         for line in 0..self.sizes.lines() {
@@ -540,6 +544,13 @@ impl Pages {
                 }
             }
         }
+        let is_freeing = |state: &PageRecord| {
+            state.role() == Use::Head && state.is_complete == PageRecord::FREEING
+        };
+        let adopted = (self.sizes.own_lines..self.sizes.lines())
+            .filter(|line| self.entry(*line).state == LineEntry::ADOPTED);
+        let of_adopted = adopted.flat_map(pages_of).filter(|it| is_freeing(&self.states[*it]));
+        let mut freeing: Vec<_> = of_adopted.collect();
         let mut freed = 0;
         let mut number = 0;
         while number < self.sizes.own_pages() {
@@ -557,6 +568,9 @@ impl Pages {
                 }
                 Use::Head | Use::Body => {
                     let end = number + state.link as usize;
+                    if is_freeing(&state) {
+                        freeing.push(number);
+                    }
                     if state.is_complete == 0 {
                         self.delete(&(number..end));
                         freed += 1;
@@ -567,7 +581,7 @@ impl Pages {
                 }
             }
         }
-        Ok(freed)
+        Ok((freed, freeing))
     }
 
     /// The change that was under way when the last process ended, if it can be repeated.
@@ -593,10 +607,17 @@ impl Pages {
             }
             Some(Pending::Create(extent) | Pending::Delete(extent)) => {
                 let end = (extent.start as usize).checked_add(extent.pages as usize);
-                let fits = extent.pages > 0 && end.is_some_and(|end| end <= own_count);
+                // A part of a line of another server can be freed.
+                let line = extent.start as usize / LINE_PAGES;
+                let is_adopted = !self.is_own(line) && line < self.sizes.lines();
+                let is_create = matches!(pending, Some(Pending::Create(_)));
+                let last = match is_adopted && !is_create {
+                    true => pages_of(line).end,
+                    false => own_count,
+                };
+                let fits = extent.pages > 0 && end.is_some_and(|end| end <= last);
                 let is_good = extent.sequence.is_multiple_of(2) && extent.sequence <= SEQUENCE_MAX;
                 let place = journal.places.space(Space(extent.space)).map(u16::try_from);
-                let is_create = matches!(pending, Some(Pending::Create(_)));
                 fits && is_good && (!is_create || place == Some(Ok(extent.place)))
             }
         };
@@ -689,7 +710,8 @@ impl Pages {
             let Some(page) = state(number) else { continue };
             let is_changing = !page.sequence.is_multiple_of(2);
             let is_known = page.part <= Use::BODY && page.contents <= Contents::WRITTEN;
-            let is_served = page.role() == Use::None || is_served(page.space());
+            let is_served = page.role() == Use::None
+                || is_served(page.space()) && has_memory(number);
             if !is_known || !is_served || page.sequence > SEQUENCE_MAX || is_changing {
                 return Err(damaged(number));
             }

@@ -1,5 +1,7 @@
 //! Numbers, window and credit: which operations may be sent now.
 
+use bluebridge_wire::Pointer;
+
 use super::{Event, NONE, Operation, Output, Place, Requester, Stage, State};
 use crate::{Timestamp, pieces::Cut};
 
@@ -82,8 +84,13 @@ impl Requester {
         let sequence = self.peers[peer].number(index);
         let server = self.peers[peer].server.node;
         let elsewhere = self.ops[index].pointer().filter(|pointer| pointer.node != server);
+        let avoids = elsewhere.is_some_and(|pointer| self.moved.avoids_pointer(now, pointer));
+        // The pointer leads to who serves the page, and only the home frees the allocation.
+        let frees = matches!(self.ops[index].operation, Operation::Delete { .. });
+        let is_led_on =
+            |pointer: Pointer| pointer.node == server && self.moved.find(pointer).is_some();
         self.ops[index].route.avoids_pointer =
-            elsewhere.is_some_and(|pointer| self.moved.avoids_pointer(now, pointer));
+            avoids || frees && self.ops[index].pointer().is_some_and(is_led_on);
         let op = &mut self.ops[index];
         op.begin_request(sequence);
         let cost = u32::from(op.request.cost);

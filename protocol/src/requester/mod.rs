@@ -45,7 +45,7 @@ mod transmit;
 
 use std::collections::VecDeque;
 
-use bluebridge_wire::{Pointer, Status, address::LINE_BYTES, address::LINE_PAGES};
+use bluebridge_wire::{Command, Pointer, Status, address::LINE_BYTES, address::LINE_PAGES};
 
 pub use config::{Config, Timing};
 pub use counters::{Counters, Event};
@@ -289,7 +289,10 @@ impl Requester {
                 let home = Server::of(pointer);
                 // A pointer without a single home node is refused, even if its line is in the cache
                 // of moves.
-                let moved = self.moved.find(pointer).filter(|_| home.node.is_unicast());
+                // The home frees what it has not lost, wherever it is.
+                let is_for_home = operation.command() == Command::Delete && operation.range().is_none();
+                let is_led = home.node.is_unicast() && !is_for_home;
+                let moved = self.moved.find(pointer).filter(|_| is_led);
                 Some(Server { node: moved.unwrap_or(home.node), ..home })
             }
         }
@@ -337,6 +340,7 @@ impl Requester {
                 peer,
                 home: false,
                 avoids_pointer: false,
+                is_orphan: false,
                 hops: 0,
                 pauses: 0,
                 moved_node: 0,

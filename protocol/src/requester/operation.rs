@@ -94,6 +94,16 @@ pub enum Operation {
         /// Its pages, or 0 for any length.
         pages: u32,
     },
+    /// Free the part of an allocation that ends with a page, as far as its server has it; for the server that frees the
+    /// allocation. Asking again changes nothing.
+    FreePart {
+        /// The server of the page, whose answer is final; if `None` the home is asked, and leads to it.
+        at: Option<Server>,
+        /// The page's first byte.
+        pointer: Pointer,
+        /// Pages of the allocation from its first one to this one.
+        pages: u32,
+    },
     /// Add to 8 bytes, wrapping (little endian in memory).
     FetchAdd {
         /// The bytes; 8-aligned.
@@ -212,7 +222,7 @@ impl Operation {
             Self::Commit { .. } => Command::Commit,
             Self::CompareSwap { .. } => Command::CompareSwap,
             Self::Create { .. } => Command::Create,
-            Self::Delete { .. } | Self::Zero { .. } => Command::Delete,
+            Self::Delete { .. } | Self::FreePart { .. } | Self::Zero { .. } => Command::Delete,
             Self::FetchAdd { .. } => Command::FetchAdd,
             Self::Ping { .. } => Command::Ping,
             Self::Keep { .. } => Command::Keep,
@@ -249,6 +259,7 @@ impl Operation {
         match *self {
             Self::Keep { migration, .. } | Self::Take { migration, .. } => Some(migration.giver),
             Self::ReadTaken { giver, .. } => Some(giver),
+            Self::FreePart { at, .. } => at,
             _ => None,
         }
     }
@@ -259,6 +270,7 @@ impl Operation {
         match *self {
             Self::CompareSwap { pointer, .. }
             | Self::Delete { pointer, .. }
+            | Self::FreePart { pointer, .. }
             | Self::FetchAdd { pointer, .. } => Some(pointer),
             _ => match self.range() {
                 Some((pointer, _)) => Some(pointer),
@@ -330,7 +342,7 @@ pub struct Completion {
 pub enum Output {
     /// Success without a value.
     Done,
-    /// The pages that a DELETE freed.
+    /// The pages that a DELETE freed; of a part that was asked for, those that are free now.
     Freed(u32),
     /// The line that was to be taken is free as a whole, and stays with its home.
     Free,

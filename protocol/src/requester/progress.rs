@@ -154,6 +154,9 @@ impl Requester {
         let leads_elsewhere = op.request.attempt == 0 && !self.is_at_endpoint(op);
         let avoids_until = if leads_elsewhere { now + ASTRAY_TIME } else { now };
         self.moved.remember(pointer, moved_block_pages, node, avoids_until);
+        // A home that leads a DELETE elsewhere has lost the allocation; otherwise it would free it itself.
+        let is_of_home = self.contacted_node(index) == pointer.node;
+        self.ops[index].route.is_orphan |= is_of_home;
         self.hop(now, index, Some(node));
     }
 

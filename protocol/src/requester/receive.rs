@@ -293,7 +293,9 @@ impl Requester {
                 let word = <[u8; 8]>::try_from(reply.data).ok();
                 word.map(|word| Output::Previous(u64::from_be_bytes(word)))
             }
-            Operation::Delete { .. } => Some(Output::Freed(reply.header.length)),
+            Operation::Delete { .. } | Operation::FreePart { .. } => {
+                Some(Output::Freed(reply.header.length))
+            }
             Operation::Ping { length, .. } => {
                 let sent = buffers.outgoing(op.token).get(..length as usize);
                 (sent == Some(reply.data)).then_some(Output::Done)

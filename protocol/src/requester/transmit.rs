@@ -289,6 +289,10 @@ impl Requester {
             }
             Operation::Abort { epoch, .. } => part.header.lease_epoch = epoch,
             Operation::Zero { .. } => part.header.flags = part.header.flags.with(Flags::ZERO),
+            Operation::Delete { .. } if op.route.is_orphan => {
+                part.header.flags = part.header.flags.with(Flags::ORPHAN);
+            }
+            Operation::FreePart { .. } => part.header.flags = part.header.flags.with(Flags::PART),
             Operation::Close { .. }
             | Operation::Create { .. }
             | Operation::Delete { .. }
@@ -332,14 +336,12 @@ impl Requester {
     /// and not to the pointer: no entry of a switch for memory can lead it to another node. A first try goes to the
     /// pointer, so that the switches count it, unless that led elsewhere lately.
     pub(super) fn is_at_endpoint(&self, op: &Op) -> bool {
-        let (Some(peer), Some(pointer)) = (self.peers.at(op.route.peer), op.pointer()) else {
+        let (Some(peer), Some(_)) = (self.peers.at(op.route.peer), op.pointer()) else {
             return false;
         };
         // A giver serves TAKE and KEEP nowhere else, and a redirect to the lease's owner would lead back here.
         op.operation.giver().is_some()
-            || peer.at_endpoint
-                && (op.request.attempt > 0
-                    || pointer.node != peer.server.node && op.route.avoids_pointer)
+            || peer.at_endpoint && (op.request.attempt > 0 || op.route.avoids_pointer)
     }
 
     /// Whether a first try went to the pointer of memory that the session's server has of another node.
@@ -370,7 +372,9 @@ impl Requester {
         }
         match op.operation {
             Operation::AllocWrite { length, .. } | Operation::Ping { length, .. } => length,
-            Operation::Create { pages, .. } | Operation::Delete { pages, .. } => pages,
+            Operation::Create { pages, .. }
+            | Operation::Delete { pages, .. }
+            | Operation::FreePart { pages, .. } => pages,
             Operation::CompareSwap { .. } | Operation::FetchAdd { .. } => 8,
             Operation::Close { .. } | Operation::Stat { .. } => 0,
             // All other operations have a range.

@@ -45,6 +45,16 @@ events! {
     DropTrailer = "drop_trailer",
     /// Dropped: for another shard of this server.
     DropWrongShard = "drop_wrong_shard",
+    /// An allocation of which parts are at other servers is being freed.
+    FreeingBegun = "freeing_begun",
+    /// It was freed.
+    FreeingEnded = "freeing_ended",
+    /// The DELETE of an allocation that is being freed was repeated.
+    FreeingRepeated = "freeing_repeated",
+    /// An earlier process was freeing an allocation, and this one goes on.
+    FreeingResumed = "freeing_resumed",
+    /// Pages of an allocation were freed for the server that frees all of it.
+    PartFreed = "part_freed",
     /// The store refused to free pages that it had allocated; the store is at fault.
     FreeRefused = "free_refused",
     /// A node's incarnation was dropped, because the node had no session for long.

@@ -9,6 +9,7 @@ use super::{
     Event, Refusal, Responder,
     admit::{Execution, Request},
     cut::{PagePart, Pieces},
+    freeing::Deletion,
     lease::{line_bits, line_of},
     ranges::Moved,
     record::Record,
@@ -31,9 +32,6 @@ impl Record {
         Some(Grant { location, tag: Tag(self.tag) })
     }
 }
-
-/// Lines of the allocation are at other servers, and must return before it can be freed.
-const ELSEWHERE: Refusal = Refusal { status: Status::Forbidden, detail: 0, node: 0, epoch: 0 };
 
 impl Responder {
     pub(super) fn execute<S: PageStore + ?Sized>(
@@ -66,7 +64,10 @@ impl Responder {
             Command::Confirm => self.confirm(request, store),
             Command::Create => self.create(request, store),
             Command::Delete if header.flags.contains(Flags::ZERO) => self.zero(execution, store),
-            Command::Delete => self.delete(request, store),
+            Command::Delete => match self.delete(execution, store) {
+                Deletion::Ended(outcome) => outcome,
+                Deletion::Follows => return,
+            },
             Command::FetchAdd => self.fetch_add(request, store),
             Command::Renew => self.renew(execution, store),
             // Refused or removed before; the requester would get a reply if that should ever
@@ -336,42 +337,6 @@ impl Responder {
         let header = Header { target, offset: small(part.offset), ..*header };
         self.counters.count(Event::PageRefused);
         self.push(request, status, &header, &[], &[]);
-    }
-
-    fn delete<S: PageStore + ?Sized>(
-        &mut self,
-        request: &Request<'_>,
-        store: &mut S,
-    ) -> Result<Record, Refusal> {
-        no_data(request)?;
-        memory(request)?.is_page_aligned().then_some(()).ok_or(Status::Unaligned)?;
-        let is_own = self.is_own_node(request.datagram.target.node);
-        let local = self.resolve(request).map_err(|refusal| match refusal.status {
-            // Who has the line cannot free the allocation.
-            Status::Moved if is_own => Refusal { node: refusal.node, ..ELSEWHERE },
-            _ => refusal,
-        })?;
-        let (access, length) = (access(request, local, 1), request.header().length);
-        if !is_own {
-            // Only the home knows where the whole allocation is.
-            store.check(access)?;
-            return Err(Status::NoAuthority.into());
-        }
-        if self.has_given_any() && self.has_given(&store.allocation(access, length)?) {
-            return Err(ELSEWHERE);
-        }
-        if !self.leases.is_idle() {
-            let pages = store.allocation(access, length)?;
-            if self.leases.holder_in(request.now, pages).is_some() {
-                return Err(Status::Busy.into());
-            }
-        }
-        let freed = store.delete(access, length)?;
-        self.forget_leases(local.page()..local.page() + u64::from(freed));
-        self.notify_invalid(request, u64::from(freed));
-        // Otherwise the entry would remain for the next owner of the pages.
-        self.provisional.forget(local.page());
-        Ok(Record::reply(Command::Delete, Status::Ok, freed))
     }
 
     fn zero<S: PageStore + ?Sized>(

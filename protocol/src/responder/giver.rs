@@ -220,6 +220,9 @@ impl Responder {
         if !giving.is_open {
             return Err(Status::StaleRangeEpoch.into());
         }
+        if self.is_to_be_freed(request.now, &line.pages()) {
+            return Err(Status::Busy.into());
+        }
         // Pages of an incomplete ALLOC_WRITE still get bytes that the taker would not have, and those that wait for a
         // CONFIRM may still be freed.
         if !store.lines().line(line.first_page).ok_or(Status::OutOfRange)?.is_settled {

@@ -90,7 +90,7 @@ impl Responder {
         let is_in_order = is_patient || self.is_take_due(now, line);
         let wanted = if is_in_order { self.queue.wanted(now, line, place) } else { 0 };
         let is_leased = self.leases.holder_in(now, pages.clone()).is_some();
-        if is_leased || wanted & line_bits(&pages) != 0 {
+        if is_leased || wanted & line_bits(&pages) != 0 || self.is_to_be_freed(now, &pages) {
             return Err(Status::Busy.into());
         }
         for page in pages.clone() {
@@ -211,7 +211,8 @@ impl Responder {
         let local = self.held(request, cut, epoch, store)?;
         let expires_at = request.now + self.lease_time(request);
         // Otherwise a TAKE could wait for ever. The reply says how much time is left.
-        let is_extended = !self.is_take_due(request.now, line_of(local.page()));
+        let is_extended = !self.is_take_due(request.now, line_of(local.page()))
+            && !self.is_to_be_freed(request.now, &pages_of(local, cut));
         for page in pages_of(local, cut).filter(|_| is_extended) {
             self.leases.renew(page, expires_at);
             self.counters.count(Event::LeaseRenewed);

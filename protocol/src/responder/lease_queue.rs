@@ -39,6 +39,26 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
+    /// A request of a session that waits for something else than leases.
+    pub(super) const fn of(request: &Request<'_>, session: u16, command: Command) -> Self {
+        let Datagram { source, from, to, target, header, .. } = *request.datagram;
+        Self {
+            session,
+            command,
+            port: request.port,
+            takes_pages: request.takes_pages,
+            line: 0,
+            pages: 0,
+            repeat_by: Timestamp::MAX,
+            since: request.now,
+            source,
+            from,
+            to,
+            target,
+            header,
+        }
+    }
+
     /// Whether it waits for leases on all its pages at once.
     pub(super) const fn is_for_lease(&self) -> bool {
         matches!(self.command, Command::Update | Command::Take)

@@ -27,25 +27,12 @@ impl Responder {
     /// The same for the pages of a line whose bits are set.
     pub(super) fn wait_for(&mut self, execution: &Execution<'_>, line: u64, pages: u8) -> bool {
         let Execution { request, command, slot, before } = *execution;
-        let Datagram { source, from, to, target, header, .. } = *request.datagram;
+        let Datagram { from, header, .. } = *request.datagram;
         if !header.flags.contains(Flags::QUEUED) {
             return false;
         }
-        let waiter = Waiter {
-            session: slot,
-            command,
-            port: request.port,
-            takes_pages: request.takes_pages,
-            line,
-            pages,
-            repeat_by: request.now + self.timers.lease_wait,
-            since: request.now,
-            source,
-            from,
-            to,
-            target,
-            header,
-        };
+        let repeat_by = request.now + self.timers.lease_wait;
+        let waiter = Waiter { line, pages, repeat_by, ..Waiter::of(request, slot, command) };
         if before.progress == Progress::Waiting
             && let Some(place) = self.queue.at(before.waiter)
             && place.line == line

@@ -18,7 +18,8 @@
 //! * `trains`: pieces of incomplete pages; `provisional`: unconfirmed pages; `shares`: how much of
 //!   either a node may use.
 //! * `giver` and `givings`: lines that other servers take; `adopted`: lines of others, and what an
-//!   earlier process left of migrations; `ranges`: where pages are that moved.
+//!   earlier process left of migrations; `ranges`: where pages are that moved; `freeing`: DELETE of
+//!   allocations of which parts are elsewhere.
 //! * `notice`: multicast notices; `replies`: the reply queue.
 //! * `readers`: what is shared with readers that answer READs without the responder.
 
@@ -29,6 +30,7 @@ mod counters;
 mod create;
 mod cut;
 mod execute;
+mod freeing;
 mod giver;
 mod givings;
 mod lease;
@@ -65,10 +67,12 @@ use crate::{
 };
 pub use config::{Authority, Config, ConfigError, Limits, Timers};
 pub use counters::{Counters, Event};
+pub use freeing::{Freeing, PartPlace};
 pub use givings::AllowError;
 pub use ranges::{Adopted, RangeError};
 pub use replies::SealedReply;
 
+use freeing::Freeings;
 use givings::Givings;
 use lease_queue::WaitQueue;
 use lease_table::LeaseTable;
@@ -102,6 +106,7 @@ pub struct Responder {
     provisional: ProvisionalTable,
     ranges: Ranges,
     givings: Givings,
+    freeings: Freeings,
     leases: LeaseTable,
     queue: WaitQueue,
     /// Spaces in which notices are sent.
@@ -152,6 +157,7 @@ impl Responder {
             provisional: ProvisionalTable::new(&limits),
             ranges: Ranges::new(limits.range_count),
             givings: Givings::new(limits.migration_count),
+            freeings: Freeings::default(),
             leases: LeaseTable::new(&limits, &config.spaces, config.incarnation),
             queue: WaitQueue::new(&limits, config.spaces.len()),
             notices: Vec::with_capacity(config.spaces.len()),
@@ -185,6 +191,7 @@ impl Responder {
             self.incarnations.note(&requester, now);
         });
         self.resume_migrations(store);
+        self.resume_freeings(store);
         self.begin_sharing(store);
     }
 

@@ -30,7 +30,7 @@ impl Responder {
         self.send_notice(Command::Notice, target, pages);
     }
 
-    fn send_notice(&mut self, command: Command, target: Fields, pages: u64) {
+    pub(super) fn send_notice(&mut self, command: Command, target: Fields, pages: u64) {
         let space = target.space;
         if !self.notices.contains(&space) {
             return;

@@ -13,8 +13,8 @@ use crate::{
 
 impl Responder {
     /// Whether a page of the store is of this server's own range, and served here.
-    #[must_use]
-    pub fn is_own_page(&self, page: u64) -> bool {
+    #[cfg(test)]
+    pub(crate) fn is_own_page(&self, page: u64) -> bool {
         !self.has_given(&(page..page + 1)) && !self.ranges.is_adopted(page)
     }
 
@@ -31,7 +31,8 @@ impl Responder {
     }
 
     /// Frees an allocation of this server's own range as a DELETE by its space would; returns its
-    /// pages, or why it was not freed: [`Status::Busy`] if it is leased or waits for its CONFIRM.
+    /// pages, or why it was not freed: [`Status::Busy`] if it is leased or waits for its CONFIRM. If
+    /// parts of it are at other servers, it is being freed from then on.
     ///
     /// # Errors
     /// [`DrainFirst`] if replies must be sent before; then nothing was done.
@@ -65,13 +66,13 @@ impl Responder {
         if !self.has_authority(now) {
             return Err(Status::NoAuthority);
         }
-        if !self.is_own_page(location.page()) {
-            return Err(Status::Moved);
+        if self.has_given_any() {
+            let pages = store.lines().length_of(access, 0)?;
+            if self.has_given(&(location.page()..location.page() + u64::from(pages))) {
+                return self.purge_scattered(now, (space, grant), store);
+            }
         }
         let pages = store.allocation(access, 0)?;
-        if self.has_given(&pages) {
-            return Err(Status::Moved);
-        }
         if self.leases.holder_in(now, pages.clone()).is_some() || self.is_provisional(pages.start) {
             return Err(Status::Busy);
         }

@@ -2,7 +2,9 @@
 
 use core::ops::Range;
 
-use bluebridge_wire::{ArenaGeneration, NodeId, Space, line::LineRecord};
+use bluebridge_wire::{ArenaGeneration, NodeId, Space, Status, line::LineRecord};
+
+use super::Access;
 
 /// Pages of a shard from this one on, half of its addresses, are the places of other servers' lines. No pointer names
 /// them; the [responder](crate::responder) finds them by the names that the lines have at home. A store does not have
@@ -90,6 +92,9 @@ pub enum StageError {
     /// An own line comes back with other allocations than it had when it was given away.
     #[error("page {0} of the line belongs to another allocation than when it was given away")]
     Contradiction(usize),
+    /// An own line comes back that has a page of an allocation that is being freed. Try again when it is freed.
+    #[error("page {0} of the line is of an allocation that is being freed")]
+    BeingFreed(usize),
 }
 
 /// The part of a [`PageStore`](super::PageStore) that migrations use. Nothing here is on the path of a request,
@@ -144,6 +149,28 @@ pub trait LineStore {
 
     /// The giver said that a staged line is not this server's. Its place stays reserved.
     fn drop_staged(&mut self, first_page: u64);
+
+    /// The pages of the allocation that begins at `access.location`, wherever they are: one of this server's own pages,
+    /// or one of another server of which the first page is here. `pages` is its length, or 0 for any length.
+    ///
+    /// # Errors
+    /// Those of [`PageStore::delete`](super::PageStore::delete).
+    fn length_of(&self, access: Access, pages: u32) -> Result<u32, Status>;
+
+    /// Records that the allocation that begins at a page is being freed, of which parts are at other servers. It goes on
+    /// until [`Self::end_freeing`], or until its first page is [freed](Self::free_part) if that is of another server.
+    fn begin_freeing(&mut self, first_page: u64);
+
+    /// Calls `each` for the allocations that are being freed, by their first pages here, with their lengths. The access
+    /// has the generation, the tag and the space, and the place in this store.
+    fn freeings(&self, each: &mut dyn FnMut(u64, Access, u32));
+
+    /// Frees all own pages of an own allocation, also those that are elsewhere: there they were freed before, or lost.
+    fn end_freeing(&mut self, first_page: u64);
+
+    /// Frees pages of one line of another server, which are of one allocation. The memory of a line of which no page is
+    /// allocated may be used for others; it stays this server's.
+    fn free_part(&mut self, pages: Range<u64>);
 
     /// Calls `each` for all lines that are, or were, on their way.
     fn placed(&self, each: &mut dyn FnMut(u64, Placed));

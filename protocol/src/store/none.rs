@@ -108,6 +108,18 @@ impl LineStore for NoPages {
 
     fn drop_staged(&mut self, _: u64) {}
 
+    fn length_of(&self, _: Access, _: u32) -> Result<u32, Status> {
+        Err(Status::StaleGeneration)
+    }
+
+    fn begin_freeing(&mut self, _: u64) {}
+
+    fn freeings(&self, _: &mut dyn FnMut(u64, Access, u32)) {}
+
+    fn end_freeing(&mut self, _: u64) {}
+
+    fn free_part(&mut self, _: Range<u64>) {}
+
     fn placed(&self, _: &mut dyn FnMut(u64, Placed)) {}
 
     fn keep_allowance(&mut self, _: &Allowance, _: bool) -> bool {

@@ -83,8 +83,26 @@ fn scenarios() -> Vec<Scenario> {
             (s.lines, s.allocated, s.written) = (2, 2, 2);
             s.faults.wipes[0] = 1;
         }),
+        scenario("freed again, as the home loses its memory", &[&[Delete, Delete]], |s| {
+            (s.lines, s.allocated, s.written) = (2, 2, 2);
+            s.faults.wipes[0] = 1;
+        }),
         scenario("freed, in a chain", &[&[Delete]], |s| {
             (s.lines, s.allocated, s.written) = (2, 2, 2);
+            s.faults.losses = 1;
+        })
+        .with(chain),
+        scenario("freed while it is leased", &[&[Delete], &[Update(1, 0), Commit(1, 0)]], |s| {
+            (s.lines, s.allocated, s.written) = (2, 2, 2);
+        }),
+        scenario("freed without its home, in parts", &[&[Delete]], |s| {
+            (s.lines, s.allocated, s.written) = (2, 2, 2);
+            (s.faults.cancels, s.faults.wipes[0]) = (1, 1);
+        })
+        .with(chain),
+        scenario("freed when the home has left", &[&[Delete]], |s| {
+            (s.lines, s.allocated, s.written) = (2, 2, 2);
+            s.faults.leaves = 1;
             s.faults.losses = 1;
         })
         .with(chain),
@@ -157,6 +175,12 @@ fn scenarios() -> Vec<Scenario> {
         .with(chain),
         scenario("back, the home loses its memory", &[&[Read(0, 0)]], |s| s.faults.wipes[0] = 1)
             .with(back),
+        scenario("away again, one line stayed at first", &[], |s| {
+            s.migrations = vec![(0, 1), (1, 0), (0, 1)];
+            (s.lines, s.allocated, s.written) = (2, 2, 2);
+            s.incarnations = [1, 2, 1];
+            (s.faults.cancels, s.faults.crashes[0]) = (1, 1);
+        }),
         scenario("back, freed", &[&[Delete, Create, ReadOwn]], |_| {}).with(back),
     ]
 }
@@ -223,6 +247,17 @@ fn large_scenarios() -> Vec<Scenario> {
             (s.lines, s.allocated, s.written) = (2, 2, 2);
             s.faults.crashes = [1, 1, 0];
         }),
+        scenario("freed without its home, who frees it restarts", &[&[Delete]], |s| {
+            (s.lines, s.allocated, s.written) = (2, 2, 2);
+            (s.faults.cancels, s.faults.wipes[0], s.faults.crashes[1]) = (1, 1, 1);
+        })
+        .with(chain),
+        scenario("freed without its home, who frees it loses its memory", &[&[Delete]], |s| {
+            (s.lines, s.allocated, s.written) = (2, 2, 2);
+            s.faults.cancels = 1;
+            s.faults.wipes = [1, 1, 0];
+        })
+        .with(chain),
     ]
 }
 
@@ -322,7 +357,7 @@ fn where_it_shows(mutant: Mutant) -> Option<(&'static str, &'static str)> {
         Mutant::FloorForgotten | Mutant::FloorNotRaised => {
             ("the taker restarts, leases", is::EPOCHS)
         }
-        Mutant::FloorPerLine => ("freed, the home restarts", is::EPOCHS),
+        Mutant::FloorPerLine => ("away again, one line stayed at first", is::EPOCHS),
         Mutant::VersionsRestart => ("a change", is::VERSIONS),
         Mutant::FrameBytes => ("a page that was not written", is::SAME),
         Mutant::LastTagLost => ("back, freed", is::COLOURS),
@@ -331,7 +366,10 @@ fn where_it_shows(mutant: Mutant) -> Option<(&'static str, &'static str)> {
         Mutant::ReportBeforeLoss => ("chain, two lose their memory", is::LOST),
         Mutant::NextTakerUnasked => ("chain, the second loses its memory", is::LOST),
         Mutant::DeleteOfPart => ("freed", is::WHOLE),
-        Mutant::DecisionForgotten => ("freed, the home restarts", is::LINEAR),
+        Mutant::DecisionForgotten => ("freed, the home restarts", is::WHOLE),
+        Mutant::LeasedPartFreed => ("freed, in a chain", is::SAME),
+        Mutant::FirstPartFirst => ("freed, the home loses its memory", is::WHOLE),
+        Mutant::LostPartAwaited => ("freed, half of it lost", is::ENDS),
         Mutant::DeputyTooEarly => ("the home leaves", is::HELD),
         Mutant::DeputyWithoutMap => ("the home leaves", is::LOST),
         Mutant::DeputyMapOld => ("the home leaves, and its line moves on", is::FOUND),
@@ -340,11 +378,9 @@ fn where_it_shows(mutant: Mutant) -> Option<(&'static str, &'static str)> {
         Mutant::PresumedLost => ("the giver loses its memory", is::LOST),
         Mutant::CancelledAtTaker => ("cancelled", is::HELD),
         Mutant::ClosedInDoubt => ("the answer to KEEP is lost", is::HELD),
-        Mutant::OrderedBeforeLoss => ("freed, half of it lost", is::HELD),
+        Mutant::OrderedBeforeLoss => ("chain, two lose their memory", is::ENDS),
         Mutant::FramesReleased => ("cancelled", is::NAMES),
         Mutant::HomeNotToldAgain => ("to the third and back, two lose their memory", is::ENDS),
-        Mutant::AllowanceLeft => ("freed, frames", is::NAMES),
-        Mutant::MarksOfRangeForgotten => ("freed, in a chain", is::HELD),
         Mutant::ForgottenEarly => ("chain", is::FOUND),
         Mutant::FencesWithheld | Mutant::FencesAtAllowance => ("two incarnations", is::FENCED),
         Mutant::MovedBelieved => ("led astray", is::ONCE),
@@ -353,7 +389,10 @@ fn where_it_shows(mutant: Mutant) -> Option<(&'static str, &'static str)> {
         Mutant::WrongNodeBelieved => ("chain, led astray", is::ONCE),
         Mutant::AgainToPointer => ("led astray", is::ASTRAY),
         Mutant::GenerationBelieved => ("the giver loses its memory", is::LOST),
-        Mutant::ReadsUnchecked | Mutant::LostOfAnotherLife | Mutant::StagedIsBusy => return None,
+        Mutant::ReadsUnchecked
+        | Mutant::LostOfAnotherLife
+        | Mutant::StagedIsBusy
+        | Mutant::AllowanceLeft => return None,
     })
 }
 
@@ -378,7 +417,7 @@ fn every_mistake_is_found() {
 /// Rules that others make unnecessary. Each is tried where it could matter, and changes what happens there.
 #[test]
 fn some_precautions_are_not_needed() {
-    let tried: [(Mutant, &[&str]); 3] = [
+    let tried: [(Mutant, &[&str]); 4] = [
         // KEEP finds whether the lease still holds, and so whether the pages were read under it.
         (Mutant::ReadsUnchecked, &["two pages"]),
         // A giver that lost its memory gives nothing, and the line is lost with it either way, unless an OK
@@ -389,6 +428,8 @@ fn some_precautions_are_not_needed() {
         ),
         // A line is on its way for a short time only, and then its taker answers for it or sends the client home.
         (Mutant::StagedIsBusy, &["the answer to KEEP is lost", "the giver loses its memory"]),
+        // Lines come back in other migrations only.
+        (Mutant::AllowanceLeft, &["chain", "back", "freed, in a chain"]),
     ];
     let harmless = Mutant::ALL.into_iter().filter(|mutant| where_it_shows(*mutant).is_none());
     assert_eq!(harmless.collect::<Vec<_>>(), tried.map(|(mutant, _)| mutant));

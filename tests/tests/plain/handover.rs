@@ -4,10 +4,11 @@
 //!
 //! A server that restarts takes over the memory of the process before, and has nothing else of it. What is kept when a
 //! process is killed in the middle of a store is tested where the arena is. `points` kills each of those that take part
-//! at each step.
+//! at each step; in `freed` the allocation is freed while its lines move.
 
 #![allow(clippy::cast_possible_truncation, reason = "the numbers of this test are small")]
 
+mod freed;
 mod points;
 
 use core::{cmp::Reverse, ops::ControlFlow, time::Duration};
@@ -21,6 +22,7 @@ use std::{
 use bluebridge_memserver::{Arena, ArenaConfig, ArenaFile, Claim, kept::Holder};
 use bluebridge_protocol::{
     Timestamp,
+    freer::Freer,
     requester::{
         self, Buffers, Completion, Failure, Migration, Operation, Output, Requester, Server,
     },
@@ -32,6 +34,7 @@ use bluebridge_wire::{
     Datagram, Location, NodeId, Pointer, Space,
     address::{Fields, LINE_PAGES, PAGE_BYTES},
 };
+use freed::Freed;
 use points::{Point, Points};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
@@ -126,17 +129,33 @@ struct Host {
     arena: Arena,
     requester: Requester,
     taker: Option<Taker>,
+    freer: Freer,
+    /// The requester of `freer`.
+    freeing: Requester,
 }
 
 impl Host {
     fn new(index: usize, incarnation: u32, file: &File, now: Timestamp, seed: u64) -> Self {
-        let mut arena = file.open(index);
+        Self::with(index, incarnation, file.open(index), now, seed)
+    }
+
+    fn with(index: usize, incarnation: u32, arena: Arena, now: Timestamp, seed: u64) -> Self {
+        let mut arena = arena;
         let seed = seed * 1000 + u64::from(incarnation) * 10 + index as u64;
         let config = responder::Config::new(SPACE, NODES[index], incarnation, seed);
         let mut responder = Responder::new(&config).expect("it is good");
         responder.begin(now, &mut arena);
         let config = requester::Config::new(SPACE, NODES[index], INCARNATION, seed + 5);
-        Self { incarnation, responder, arena, requester: Requester::new(config), taker: None }
+        let of_freer = requester::Config::new(SPACE, NODES[index], incarnation, seed + 6);
+        Self {
+            incarnation,
+            responder,
+            arena,
+            requester: Requester::new(config),
+            taker: None,
+            freer: Freer::new(SPACE),
+            freeing: Requester::new(requester::Config { selector: 1, ..of_freer }),
+        }
     }
 }
 
@@ -192,6 +211,7 @@ struct World {
     are_clients_done: bool,
     events: BTreeMap<&'static str, u32>,
     points: Points,
+    freed: Freed,
     /// What the home was told of where its lines are.
     told: Option<Vec<(core::ops::Range<u64>, NodeId)>>,
 }
@@ -255,6 +275,7 @@ impl World {
             are_clients_done: false,
             events: BTreeMap::new(),
             points: Points::default(),
+            freed: Freed::default(),
             told: None,
         }
     }
@@ -311,7 +332,11 @@ impl World {
             }
         }
         for host in 0..self.hosts.len() {
-            let Host { requester, taker, .. } = &mut self.hosts[host];
+            let Host { requester, taker, freer, freeing, .. } = &mut self.hosts[host];
+            while let Some(request) = freeing.poll_transmit(self.now, freer) {
+                let bytes = [request.head(), request.data].concat();
+                all.push((1000, request.source, request.destination, bytes));
+            }
             let Some(taker) = taker else { continue };
             while let Some(request) = requester.poll_transmit(self.now, taker) {
                 let bytes = [request.head(), request.data].concat();
@@ -349,12 +374,20 @@ impl World {
         for Host { taker, requester, .. } in &mut self.hosts {
             taker.iter_mut().for_each(|taker| taker.poll(now, requester));
         }
+        for host in 0..self.hosts.len() {
+            self.drain(host);
+            let Host { responder, arena, freer, freeing, .. } = &mut self.hosts[host];
+            freer.poll(now, (freeing, responder), &|_, _| None, arena);
+            self.drain(host);
+        }
         self.pump();
         let arrival = self.arrivals.peek().map(|Reverse((at, _))| *at);
         let timers = self.clients.iter().filter_map(|client| client.requester.poll_timeout());
         let hosts = self.hosts.iter().flat_map(|host| {
             let taker = host.taker.as_ref().and_then(Taker::poll_timeout);
-            [host.responder.poll_timeout(), host.requester.poll_timeout(), taker]
+            let freer = [host.freeing.poll_timeout(), host.freer.poll_timeout()];
+            let others = [host.responder.poll_timeout(), host.requester.poll_timeout(), taker];
+            others.into_iter().chain(freer)
         });
         let next = timers.chain(arrival).chain(hosts.flatten()).min();
         self.now = next.map_or(self.now, |next| next.max(self.now));
@@ -373,7 +406,12 @@ impl World {
                 self.drain(host);
             }
             self.drain(host);
-            let Host { requester, responder, arena, taker, .. } = &mut self.hosts[host];
+            let Host { requester, responder, arena, taker, freer, freeing, .. } =
+                &mut self.hosts[host];
+            freeing.handle_timeout(self.now);
+            while let Some(completion) = freeing.poll_completion() {
+                freer.heard(self.now, &completion);
+            }
             requester.handle_timeout(self.now);
             let mut is_served = false;
             while let Some(completion) = requester.poll_completion() {
@@ -405,7 +443,8 @@ impl World {
                 requester.handle_datagram(self.now, &datagram, memory);
             }
             To::Host(host) if datagram.is_reply() => {
-                let Host { requester, taker, .. } = &mut self.hosts[host];
+                let Host { requester, taker, freer, freeing, .. } = &mut self.hosts[host];
+                freeing.handle_datagram(self.now, &datagram, freer);
                 if let Some(taker) = taker {
                     requester.handle_datagram(self.now, &datagram, taker);
                 }
@@ -451,6 +490,9 @@ impl World {
     }
 
     fn client_hears(&mut self, client: usize, completion: &Completion) {
+        if self.freed.is_of(client) {
+            return self.freed.hear(completion);
+        }
         if let Some(page) = self.clients[client].reads {
             return self.was_read(client, page, completion.result);
         }

@@ -88,6 +88,8 @@ pub(crate) struct PlainStore {
     reserved: BTreeSet<u64>,
     staged: BTreeMap<u64, (HomeLine, Taken)>,
     pub(crate) adopted: BTreeMap<u64, HomeLine>,
+    /// The first pages of allocations that are being freed.
+    freeing: BTreeSet<u64>,
     /// What it was told of lines that come, in order.
     pub(crate) told: Vec<&'static str>,
 }
@@ -120,6 +122,7 @@ impl PlainStore {
             reserved: BTreeSet::new(),
             staged: BTreeMap::new(),
             adopted: BTreeMap::new(),
+            freeing: BTreeSet::new(),
             told: Vec::new(),
         }
     }
@@ -439,6 +442,41 @@ impl LineStore for PlainStore {
     fn drop_staged(&mut self, first_page: u64) {
         if self.staged.remove(&first_page).is_some() {
             self.told.push("drop");
+        }
+    }
+
+    fn length_of(&self, access: Access, pages: u32) -> Result<u32, Status> {
+        let range = self.allocation(access, pages)?;
+        // The first page is here, and the others may be elsewhere.
+        Ok((range.end - range.start) as u32)
+    }
+
+    fn begin_freeing(&mut self, first_page: u64) {
+        self.told.push("freeing");
+        self.freeing.insert(first_page);
+    }
+
+    fn freeings(&self, each: &mut dyn FnMut(u64, Access, u32)) {
+        for &first in &self.freeing {
+            let (_, pages, tag, space) = self.pages[first as usize].held.expect("it is allocated");
+            let location = Location::new(GENERATION, first * PAGE_BYTES as u64).unwrap();
+            let access = Access { location, length_bytes: 1, tag: Tag(tag), space };
+            each(first, access, pages as u32);
+        }
+    }
+
+    fn end_freeing(&mut self, first_page: u64) {
+        assert!(self.freeing.remove(&first_page), "it is being freed");
+        let (first, pages, ..) = self.pages[first_page as usize].held.expect("it is allocated");
+        for page in &mut self.pages[first..first + pages] {
+            page.held = None;
+        }
+    }
+
+    fn free_part(&mut self, pages: Range<u64>) {
+        for page in pages {
+            self.freeing.remove(&page);
+            self.pages[page as usize].held = None;
         }
     }
 

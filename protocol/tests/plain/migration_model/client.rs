@@ -31,7 +31,9 @@ impl Scenario {
             return Some(());
         }
         let line = self.pointer(world, client, op).map(|pointer| usize::from(pointer.line));
-        let server = line.filter(|_| !this.is_for_home).map_or(HOME, |line| this.hints[line]);
+        // The home frees what it has not lost.
+        let is_for_home = op == Op::Delete && !this.is_orphan;
+        let server = line.filter(|_| !is_for_home).map_or(HOME, |line| this.hints[line]);
         self.send_to(world, client, server, op.is_sent_to_pointer())
     }
 
@@ -197,7 +199,7 @@ impl Scenario {
         let this = world.client_mut(client);
         this.next += 1;
         this.doing = Doing::Nothing;
-        (this.is_for_home, this.written) = (false, 0);
+        (this.is_orphan, this.written) = (false, 0);
     }
 
     /// Whether a client waits for the answer to this request.
@@ -244,9 +246,7 @@ impl Scenario {
                 this.own = Some(pointer);
                 self.end_op(world, client);
             }
-            Answer::LeaseLost | Answer::OutOfMemory | Answer::HalfLost => {
-                self.end_op(world, client)
-            }
+            Answer::LeaseLost | Answer::OutOfMemory => self.end_op(world, client),
             Answer::NotAllocated => {
                 world.witness.is_unallocated |= self.is_allocated(world, pointer);
                 self.end_op(world, client);
@@ -265,6 +265,7 @@ impl Scenario {
                     this.hints[usize::from(pointer.line)] = holder;
                 }
                 this.doing = Doing::Nothing;
+                this.is_orphan |= op == Op::Delete && server == HOME;
             }
             Answer::NoAuthority | Answer::WrongNode => {
                 if let Some(pointer) = pointer {
@@ -272,7 +273,6 @@ impl Scenario {
                 }
                 this.doing = Doing::Pauses { server: HOME };
             }
-            Answer::AskHome => (this.doing, this.is_for_home) = (Doing::Nothing, true),
             Answer::NoSession => self.lose_session(world, client, request, op),
             Answer::StaleGeneration => self.hear_stale(world, client),
         }

@@ -113,8 +113,7 @@ impl Scenario {
             let is_blind = self.has(Mutant::ForgottenEarly)
                 || self.has(Mutant::ClosedInDoubt)
                 || self.has(Mutant::DeputyMapOld);
-            let is_any = self.has(Mutant::MarksOfRangeForgotten);
-            let is_its = |mark: Mark| mark.migration == migration || is_any;
+            let is_its = |mark: Mark| mark.migration == migration;
             if world.slot(giver, line).mark.is_some_and(is_its) && (is_known || is_blind) {
                 *world.slot_mut(giver, line) = Slot::default();
                 self.release_frames(world, giver, line);

@@ -36,7 +36,7 @@ impl Scenario {
         let is_busy = slot.leases.iter().flatten().any(|lease| lease.owner != owner);
         let is_unfinished = slot.unfinished.is_some() && !self.has(Mutant::UnfinishedTaken);
         let must_wait = is_busy || is_unfinished;
-        if must_wait || world.server(giver).dying.is_some() {
+        if must_wait || world.server(giver).freeing.is_some() {
             let now = world.now;
             if self.ticks > 0 {
                 world.slot_mut(giver, line).waits.get_or_insert(now);

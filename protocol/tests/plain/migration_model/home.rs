@@ -40,7 +40,10 @@ impl Scenario {
     fn go_on(&self, world: &mut World, server: u8) {
         let this = world.server_mut(server);
         if self.has(Mutant::DecisionForgotten) {
-            this.dying = None;
+            this.freeing = None;
+        }
+        if let Some(freeing) = &mut this.freeing {
+            freeing.freed = 0;
         }
         for slot in &mut this.slots {
             if self.has(Mutant::MarksNotKept) {
@@ -67,11 +70,12 @@ impl Scenario {
 
     /// The next process has nothing.
     fn begin_empty(&self, world: &mut World, server: u8) {
+        world.is_decision_lost |= world.server(server).freeing.is_some();
         let this = world.server_mut(server);
         this.life += 1;
         this.fences = [0; 2];
         this.floor = 0;
-        (this.allowed, this.reserved, this.dying) = (None, None, None);
+        (this.allowed, this.reserved, this.freeing) = (None, None, None);
         this.frames = Frames::Free;
         self.note_losses(world, server);
         world.server_mut(server).slots = [Slot::default(); LINES];
@@ -96,9 +100,7 @@ impl Scenario {
             let is_staged = world.slot(server, line).staged.is_some();
             let is_given = is_staged && (0..index(SERVERS)).any(is_marked);
             let is_served = world.served(server, line, 1).is_some();
-            // What is given back to the home is about to be freed, and nobody else has it.
-            let is_back = server == HOME && self.is_going_back(world, line);
-            world.is_lost[usize::from(line)] |= is_served || is_in_doubt || is_given || is_back;
+            world.is_lost[usize::from(line)] |= is_served || is_in_doubt || is_given;
         }
     }
 
@@ -124,7 +126,7 @@ impl Scenario {
         let home = world.server(HOME);
         let is_drained =
             !is_open && home.slots.iter().all(|slot| is_idle(slot) && slot.copy.is_none());
-        if !is_drained && !self.has(Mutant::DeputyTooEarly) || home.dying.is_some() {
+        if !is_drained && !self.has(Mutant::DeputyTooEarly) || home.freeing.is_some() {
             return None;
         }
         world.faults.leaves = world.faults.leaves.checked_sub(1)?;

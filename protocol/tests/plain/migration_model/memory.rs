@@ -1,14 +1,11 @@
 //! Pages are allocated and freed.
 
 use super::{
-    Mutant, SERVERS, Scenario,
-    lines::{Copy, LEFTOVER, Link, Mark, Page, Slot},
+    Mutant, PAGES, SERVERS, Scenario,
+    lines::{Link, Page},
     messages::{Answer, Message, Pointer, Request},
-    world::{Forward, HOME, World, index},
+    world::{Forward, Freeing, HOME, Truth, World, index},
 };
-
-/// The mark of a line that goes back to the home without contents.
-const BACK: u8 = u8::MAX;
 
 impl Scenario {
     /// Allocates a page.
@@ -102,97 +99,118 @@ impl Scenario {
         0..index(self.allocated.div_ceil(self.pages))
     }
 
-    /// Why a server that serves the first page does not free the allocation.
+    fn is_leased(world: &World, server: u8, line: u8) -> bool {
+        world.slot(server, line).leases.iter().any(Option::is_some)
+    }
+
+    /// Why a server does not free the allocation: the home, or the server of the first page if the home has lost it.
     pub(super) fn judge_delete(&self, world: &World, server: u8) -> Option<Answer> {
-        let is_leased = |line: u8| {
-            let mut leases = world.slot(server, line).leases.iter();
-            leases.any(Option::is_some)
-        };
-        let is_here = |line| world.served(server, line, 1).is_some();
-        if self.allocation().any(is_leased) {
-            return Some(Answer::Busy);
+        let is_leased = |line| Self::is_leased(world, server, line);
+        let is_busy = world.server(server).freeing.is_some() || self.allocation().any(is_leased);
+        let is_freed = server == HOME && world.is_freed;
+        match () {
+            () if is_freed => Some(Answer::NotAllocated),
+            () => is_busy.then_some(Answer::Busy),
         }
-        (server != HOME && !self.allocation().all(is_here)).then_some(Answer::AskHome)
     }
 
     /// DELETE of the allocation.
     pub(super) fn delete(&self, world: &mut World, server: u8, request: Request) -> Option<Answer> {
+        let key = request.client * 8 + request.op;
         let is_here = |line| world.served(server, line, 1).is_some();
         if self.allocation().all(is_here) || self.has(Mutant::DeleteOfPart) {
-            self.free_allocation(world, server, request.client * 8 + request.op);
+            self.free_allocation(world, server, key);
             return Some(Answer::Done);
         }
-        // The decision comes first, and outlives the process: lines come back without contents.
-        world.server_mut(server).dying = Some(request.client * 8 + request.op);
+        // The decision comes first, and outlives the process.
+        world.server_mut(server).freeing = Some(Freeing { key, freed: 0 });
         Some(Answer::Nothing)
+    }
+
+    /// The server that frees an allocation of which parts are elsewhere.
+    fn who_frees(&self, world: &World) -> Option<u8> {
+        (0..index(SERVERS)).find(|server| world.server(*server).freeing.is_some())
+    }
+
+    /// The server of a line frees its part for the one that has decided it, which may not hear of it.
+    pub(super) fn free_part(&self, world: &mut World, line: u8, is_heard: bool) -> Option<()> {
+        let decided = self.who_frees(world)?;
+        // From the end on: whoever has the first page can go on.
+        let is_behind = |other: &u8| *other > line;
+        let is_done = |other: u8| self.needs_no_freeing(world, decided, other);
+        let is_next = self.allocation().filter(is_behind).all(is_done);
+        if !is_next && !self.has(Mutant::FirstPartFirst) {
+            return None;
+        }
+        let holder = self.holders(world, line).find(|holder| *holder != decided)?;
+        if Self::is_leased(world, holder, line) && !self.has(Mutant::LeasedPartFreed) {
+            return None;
+        }
+        let bit = 1 << line;
+        let is_known = world.server(decided).freeing?.freed & bit != 0;
+        let is_free = !self.free_line(world, holder, line);
+        // Asking again changes nothing.
+        if is_known || is_free && !is_heard {
+            return None;
+        }
+        if is_heard {
+            world.server_mut(decided).freeing.as_mut()?.freed |= bit;
+        } else {
+            world.faults.losses = world.faults.losses.checked_sub(1)?;
+        }
+        Some(())
+    }
+
+    /// Whether who has decided it need not have a line's part freed.
+    fn needs_no_freeing(&self, world: &World, decided: u8, line: u8) -> bool {
+        let is_lost = world.forwards[usize::from(line)] == Forward::Gone;
+        let is_freed =
+            world.server(decided).freeing.is_some_and(|of| of.freed & (1 << line) != 0);
+        let is_here = world.served(decided, line, 1).is_some();
+        is_here || is_freed || is_lost && !self.has(Mutant::LostPartAwaited)
+    }
+
+    /// Frees the pages of the allocation that are in a line here; returns whether there were any.
+    fn free_line(&self, world: &mut World, server: u8, line: u8) -> bool {
+        let mut is_any = false;
+        for page in self.page_numbers() {
+            let Some(copy) = world.served(server, line, 1) else { continue };
+            let this = copy.pages[usize::from(page)];
+            if this.link != Link::Free && this.tag == super::FIRST_TAG {
+                self.free(world, server, (line, page), this);
+                is_any = true;
+            }
+        }
+        is_any
     }
 
     fn free_allocation(&self, world: &mut World, server: u8, key: u8) {
         world.witness.is_twice |= world.applied & (1 << key) != 0;
         world.applied |= 1 << key;
         for line in self.allocation() {
-            for page in self.page_numbers() {
-                let Some(copy) = world.served(server, line, 1) else {
-                    if world.forwards[usize::from(line)] == Forward::Gone {
-                        world.truth_mut(1, line, page).link = Link::Free;
-                    }
-                    continue;
-                };
-                let this = copy.pages[usize::from(page)];
-                if this.link != Link::Free && this.tag == super::FIRST_TAG {
-                    self.free(world, server, (line, page), this);
+            self.free_line(world, server, line);
+            if world.forwards[usize::from(line)] == Forward::Gone {
+                for page in self.page_numbers() {
+                    world.truth_mut(1, line, page).link = Link::Free;
                 }
             }
         }
+        world.is_freed |= server == HOME;
     }
 
-    /// A server gives a line of an allocation that is freed back to the home.
-    pub(super) fn give_back(&self, world: &mut World, line: u8) -> Option<()> {
-        world.server(HOME).dying?;
-        let holder = self.holders(world, line).find(|server| *server != HOME)?;
-        let slot = world.slot_mut(holder, line);
-        if slot.leases.iter().any(Option::is_some) {
-            return None;
-        }
-        slot.mark = Some(Mark { migration: BACK, taker: HOME, incarnation: 0, session: 0 });
-        Some(())
-    }
-
-    /// The home hears that a line is its own again.
-    pub(super) fn hear_back(&self, world: &mut World, line: u8) -> Option<()> {
-        world.server(HOME).dying?;
-        let holder = (1..index(SERVERS)).find(|server| is_back(world, *server, line))?;
-        let copy = world.slot(holder, line).copy?;
-        let floor = world.server(holder).epochs.max(copy.floor);
-        *world.slot_mut(holder, line) = Slot::default();
-        self.release_frames(world, holder, line);
-        let blank = |page: Page| Page { value: LEFTOVER, is_written: false, ..page };
-        let copy = Copy { floor, pages: copy.pages.map(blank), ..copy };
-        self.raise_epochs(world, HOME, floor);
-        *world.slot_mut(HOME, line) = Slot { copy: Some(copy), ..Slot::default() };
-        world.forwards[usize::from(line)] = Forward::Own;
-        Some(())
-    }
-
-    /// Whether a line was given back, and the home has not heard it.
-    pub(super) fn is_going_back(&self, world: &World, line: u8) -> bool {
-        (1..index(SERVERS)).any(|server| is_back(world, server, line))
-    }
-
-    /// All lines are back: the allocation is freed at one moment.
+    /// All other parts are free: who has decided it frees its own.
     pub(super) fn free_all(&self, world: &mut World) -> Option<()> {
-        let key = world.server(HOME).dying?;
-        let is_back = |line: u8| {
-            world.served(HOME, line, 1).is_some()
-                || world.forwards[usize::from(line)] == Forward::Gone
-        };
-        if !self.allocation().all(is_back) {
+        let decided = self.who_frees(world)?;
+        let Freeing { key, .. } = world.server(decided).freeing?;
+        let is_done = |line: u8| self.needs_no_freeing(world, decided, line);
+        let is_own_leased = |line: u8| Self::is_leased(world, decided, line);
+        if !self.allocation().all(is_done) || self.allocation().any(is_own_leased) {
             return None;
         }
-        world.server_mut(HOME).dying = None;
-        self.free_allocation(world, HOME, key);
+        world.server_mut(decided).freeing = None;
+        self.free_allocation(world, decided, key);
         let client = usize::from(key / 8);
-        if let Some(session) = &mut world.server_mut(HOME).sessions[client] {
+        if let Some(session) = &mut world.server_mut(decided).sessions[client] {
             session.answer = Some(Answer::Done);
         }
         Some(())
@@ -205,17 +223,21 @@ impl Scenario {
         truth.tag == tag && truth.link != Link::Free
     }
 
-    /// Whether all of the allocation at the start is allocated, or nothing.
+    /// Whether all of the allocation at the start is allocated, or nothing, except while it is being freed. What was lost
+    /// with a server does not count. If that server was freeing it, some first pages may be left.
     pub(super) fn is_whole(&self, world: &World) -> bool {
-        let lines = world.truth[0].iter().flat_map(|line| line.iter().take(self.pages));
+        if self.who_frees(world).is_some() {
+            return true;
+        }
+        let kept = world.truth[0].iter().zip(world.is_lost).filter(|(_, is_lost)| !is_lost);
+        let of_line = |(line, _)| -> &[Truth; PAGES] { line };
+        let lines = kept.map(of_line).flat_map(|line| line.iter().take(self.pages));
         let mut pages = lines
             .take(self.allocated)
             .map(|truth| truth.tag == super::FIRST_TAG && truth.link != Link::Free);
+        // Who freed it has lost that it did. The first pages are there, so it can be freed again.
+        let is_left = world.is_decision_lost && pages.clone().is_sorted_by(|a, b| a >= b);
         let first = pages.next();
-        pages.all(|page| Some(page) == first)
+        is_left || pages.all(|page| Some(page) == first)
     }
-}
-
-fn is_back(world: &World, server: u8, line: u8) -> bool {
-    world.slot(server, line).mark.is_some_and(|mark| mark.migration == BACK)
 }

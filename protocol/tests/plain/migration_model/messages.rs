@@ -27,10 +27,6 @@ pub(super) enum Answer {
     StaleGeneration,
     NotAllocated,
     LeaseLost,
-    /// A DELETE of pages of which the home has lost some with its memory.
-    HalfLost,
-    /// A DELETE of pages of which some are elsewhere.
-    AskHome,
 }
 
 /// Where a page is, and what it is called.

@@ -144,10 +144,16 @@ pub(crate) enum Mutant {
     ReportBeforeLoss,
     /// The lines of a taker that lost its memory are lost, although they may have moved on.
     NextTakerUnasked,
-    /// DELETE frees what the home serves.
+    /// DELETE frees what its server has.
     DeleteOfPart,
     /// That an allocation is being freed does not outlive the process.
     DecisionForgotten,
+    /// A part is freed although it is leased.
+    LeasedPartFreed,
+    /// The part with the first page is freed before others.
+    FirstPartFirst,
+    /// A part that was lost is waited for.
+    LostPartAwaited,
 
     // The deputy of a home that is drained and gone.
     /// It answers although the home still has lines.
@@ -176,8 +182,6 @@ pub(crate) enum Mutant {
     HomeNotToldAgain,
     /// It closes a migration that the giver still allows.
     AllowanceLeft,
-    /// A giver forgets all marks of the range, and not only those of the migration that is closed.
-    MarksOfRangeForgotten,
     /// The giver forgets before the home knows.
     ForgottenEarly,
     /// The taker does not learn which incarnations the giver has seen.
@@ -201,7 +205,7 @@ pub(crate) enum Mutant {
 }
 
 impl Mutant {
-    pub(crate) const ALL: [Self; 57] = [
+    pub(crate) const ALL: [Self; 59] = [
         Self::RecordInSession,
         Self::LastPageUnchecked,
         Self::TakenIsServed,
@@ -237,6 +241,9 @@ impl Mutant {
         Self::NextTakerUnasked,
         Self::DeleteOfPart,
         Self::DecisionForgotten,
+        Self::LeasedPartFreed,
+        Self::FirstPartFirst,
+        Self::LostPartAwaited,
         Self::DeputyTooEarly,
         Self::DeputyWithoutMap,
         Self::DeputyMapOld,
@@ -249,7 +256,6 @@ impl Mutant {
         Self::FramesReleased,
         Self::HomeNotToldAgain,
         Self::AllowanceLeft,
-        Self::MarksOfRangeForgotten,
         Self::ForgottenEarly,
         Self::FencesWithheld,
         Self::FencesAtAllowance,

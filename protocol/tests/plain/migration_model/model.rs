@@ -64,11 +64,9 @@ pub(crate) enum Step {
     },
     Conclude,
     Leave,
-    GiveBack {
+    FreePart {
         line: u8,
-    },
-    HearBack {
-        line: u8,
+        is_heard: bool,
     },
     FreeAll,
     Renew {
@@ -143,8 +141,7 @@ impl Model for Scenario {
             Step::Report { server } => self.report(&mut world, server)?,
             Step::Conclude => self.conclude(&mut world)?,
             Step::Leave => self.leave(&mut world)?,
-            Step::GiveBack { line } => self.give_back(&mut world, line)?,
-            Step::HearBack { line } => self.hear_back(&mut world, line)?,
+            Step::FreePart { line, is_heard } => self.free_part(&mut world, line, is_heard)?,
             Step::FreeAll => self.free_all(&mut world)?,
             Step::Renew { client } => self.renew(&mut world, client)?,
             Step::StopRenewing { client } => self.stop_renewing(&mut world, client)?,
@@ -192,10 +189,9 @@ impl Scenario {
             steps.extend((1..index(SERVERS)).map(|server| Step::Report { server }));
             steps.push(Step::Conclude);
         }
-        if world.server(HOME).dying.is_some() {
-            for line in self.line_numbers() {
-                steps.extend([Step::GiveBack { line }, Step::HearBack { line }]);
-            }
+        if world.servers.iter().any(|server| server.freeing.is_some()) {
+            let lines = self.line_numbers();
+            steps.extend(lines.map(|line| Step::FreePart { line, is_heard: true }));
             steps.push(Step::FreeAll);
         }
         self.leases(world, |server, line, page| {
@@ -223,6 +219,8 @@ impl Scenario {
         }
         if faults.losses > 0 {
             steps.extend(self.line_numbers().map(|line| Step::TakeInVain { line }));
+            let lines = self.line_numbers();
+            steps.extend(lines.map(|line| Step::FreePart { line, is_heard: false }));
         }
         if faults.allocations > 0 {
             steps.extend((1..index(SERVERS)).map(|server| Step::Allocate { server }));

@@ -3,7 +3,7 @@
 use stateright::Property;
 
 use super::{
-    ClientSpec, FIRST_TAG, SERVERS, Scenario,
+    ClientSpec, FIRST_TAG, Op, SERVERS, Scenario,
     lines::Owner,
     messages::{Answer, Pointer},
     world::{Forward, HOME, Server, Stage, World, index},
@@ -88,12 +88,14 @@ pub(super) fn all() -> Vec<Property<Scenario>> {
 }
 
 impl Scenario {
-    /// Whether every change was executed, and every line moved.
+    /// Whether every change was executed, and every line moved. Of two DELETEs only one can be.
     fn is_complete(&self, world: &World) -> bool {
         let (_, _, last) = self.active(world);
         let is_applied = |(client, spec): (usize, &ClientSpec)| {
+            let was = |op: usize| world.applied & (1 << (client * 8 + op)) != 0;
+            let is_freed = (0..spec.ops.len()).any(|op| spec.ops[op] == Op::Delete && was(op));
             let mut ops = spec.ops.iter().enumerate();
-            ops.all(|(op, this)| !this.is_change() || world.applied & (1 << (client * 8 + op)) != 0)
+            ops.all(|(op, this)| !this.is_change() || was(op) || *this == Op::Delete && is_freed)
         };
         self.clients.iter().enumerate().all(is_applied)
             && self.line_numbers().all(|line| world.served(last, line, 1).is_some())
@@ -104,9 +106,8 @@ impl Scenario {
         let is_true = |server: u8, line: u8| {
             let Some(copy) = world.served(server, line, 1) else { return true };
             let truth = &world.truth[0][usize::from(line)];
-            let is_dying = world.server(server).dying.is_some();
             let mut pages = copy.pages.iter().zip(truth).take(self.pages);
-            is_dying || pages.all(|(page, truth)| page.served() == truth.value)
+            pages.all(|(page, truth)| page.served() == truth.value)
         };
         self.line_numbers().all(|line| (0..index(SERVERS)).all(|server| is_true(server, line)))
     }
@@ -143,7 +144,7 @@ impl Scenario {
     /// Whether all clients are done, and all migrations.
     fn is_done(&self, world: &World) -> bool {
         let is_idle = |server: &Server| {
-            server.slots.iter().all(|slot| slot.staged.is_none()) && server.dying.is_none()
+            server.slots.iter().all(|slot| slot.staged.is_none()) && server.freeing.is_none()
         };
         (0..index(world.clients.len())).all(|client| self.is_over(world, client))
             && usize::from(world.active) + 1 == self.migrations.len()

@@ -65,7 +65,7 @@ impl Scenario {
         if let Some(answer) = session.answer {
             return Some(answer);
         }
-        if world.server(server).dying == Some(client * 8 + request.op) {
+        if world.server(server).freeing.is_some_and(|of| of.key == client * 8 + request.op) {
             return None;
         }
         if world.is_gone
@@ -115,9 +115,6 @@ impl Scenario {
         {
             return Some(Answer::Moved(holder));
         }
-        if world.server(server).dying.is_some() && pointer.tag == FIRST_TAG {
-            return Some(Answer::Busy);
-        }
         let copy = slot.copy.filter(|copy| copy.generation == pointer.generation);
         match (copy, slot.mark) {
             (Some(_), None) => return None,
@@ -149,14 +146,12 @@ impl Scenario {
         (client, op): (u8, Op),
         pointer: Pointer,
     ) -> Option<Answer> {
-        let is_for_home = op == Op::Delete && server == HOME && world.client(client).is_for_home;
+        let is_homes = server == HOME && pointer.generation == world.generation && !world.is_gone;
         match self.refusal(world, server, pointer) {
-            // What other servers have of an earlier generation, the home cannot free.
-            Some(Answer::Moved(_)) if is_for_home && pointer.generation < world.generation => {
-                return Some(Answer::HalfLost);
+            // The home frees what it has not lost, also if others serve some of it.
+            Some(Answer::Moved(_) | Answer::Busy) if op == Op::Delete && is_homes => {
+                return self.judge_delete(world, server);
             }
-            // The home frees it although it serves only some of it.
-            Some(Answer::Moved(_)) if is_for_home => return self.judge_delete(world, server),
             Some(refusal) => return Some(refusal),
             None => {}
         }
@@ -170,6 +165,8 @@ impl Scenario {
         let is_own = lease.is_some_and(|lease| Some((lease.owner, lease.epoch)) == own);
         match op {
             _ if page.link == Link::Free || page.tag != pointer.tag => Some(Answer::NotAllocated),
+            // Otherwise leases that follow each other could keep it from being freed.
+            Op::Update(..) if world.server(server).freeing.is_some() => Some(Answer::Busy),
             Op::Commit(..) | Op::RenewForEver(..) => (!is_own).then_some(Answer::LeaseLost),
             Op::Update(..) if self.must_queue(world, server, pointer.line) => Some(Answer::Busy),
             Op::Delete => self.judge_delete(world, server),

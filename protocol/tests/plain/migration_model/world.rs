@@ -39,12 +39,21 @@ pub(super) struct Server {
     pub(super) allowed: Option<u8>,
     /// The migration for which it has reserved frames.
     pub(super) reserved: Option<u8>,
-    /// The client for which it frees an allocation that lies in several nodes.
-    pub(super) dying: Option<u8>,
+    /// The allocation that it frees, of which parts are at other servers.
+    pub(super) freeing: Option<Freeing>,
     /// What its frames of the first line are used for, if it is not the home.
     pub(super) frames: Frames,
     /// It lost its memory, and the others do not know it yet.
     pub(super) is_loss_unknown: bool,
+}
+
+/// An allocation that is being freed. That it is outlives the process; which parts were freed does not.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(super) struct Freeing {
+    /// The request of the client.
+    pub(super) key: u8,
+    /// The lines of which another server said that it has freed its part; one bit each.
+    pub(super) freed: u8,
 }
 
 /// The use of a line's frames at a server that is not its home.
@@ -95,8 +104,8 @@ pub(super) struct Client {
     pub(super) number: u8,
     /// Who serves each line, as far as it knows.
     pub(super) hints: [u8; LINES],
-    /// A DELETE that only the home can execute.
-    pub(super) is_for_home: bool,
+    /// The home said that it lost the allocation that is to be freed: the server of the first page frees it.
+    pub(super) is_orphan: bool,
     /// Pages that a WRITE has written.
     pub(super) written: u8,
     pub(super) lease: Option<(Epoch, Value)>,
@@ -191,6 +200,12 @@ pub(crate) struct World {
     pub(super) reported: [bool; SERVERS],
     pub(super) claims: [Option<u8>; LINES],
 
+    /// The home has freed the allocation at the start, of its present contents.
+    pub(super) is_freed: bool,
+
+    /// A server has lost its memory while it was freeing the allocation.
+    pub(super) is_decision_lost: bool,
+
     /// A deputy answers in place of the home.
     pub(super) is_gone: bool,
 
@@ -250,7 +265,7 @@ impl World {
             floor: 0,
             allowed: None,
             reserved: None,
-            dying: None,
+            freeing: None,
             frames: Frames::Free,
             is_loss_unknown: false,
         };
@@ -263,7 +278,7 @@ impl World {
             sessions: [0; SERVERS],
             number: 0,
             hints: [HOME; LINES],
-            is_for_home: false,
+            is_orphan: false,
             written: 0,
             lease: None,
             own: None,
@@ -276,6 +291,8 @@ impl World {
             forwards: [Forward::Own; LINES],
             reported: [false; SERVERS],
             claims: [None; LINES],
+            is_freed: false,
+            is_decision_lost: false,
             is_gone: false,
             active: 0,
             stage: Stage::Recorded,

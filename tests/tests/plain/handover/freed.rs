@@ -1,0 +1,224 @@
+//! The allocation is freed while its lines move, or when they are at both servers, or when its home has lost its memory.
+
+use super::*;
+use bluebridge_wire::{ArenaGeneration, Status};
+
+/// How long the DELETE may take. It has an end long before.
+const DELETE_PATIENCE: Duration = Duration::from_secs(20);
+
+/// The client that frees the allocation, besides the others, and what it heard.
+#[derive(Default)]
+pub(super) struct Freed {
+    client: Option<usize>,
+    result: Option<Result<Output, Failure>>,
+}
+
+impl Freed {
+    pub(super) fn is_of(&self, client: usize) -> bool {
+        self.client == Some(client)
+    }
+
+    pub(super) fn hear(&mut self, completion: &Completion) {
+        self.result = Some(completion.result);
+    }
+}
+
+impl World {
+    /// Adds the client that frees.
+    fn add_deleter(&mut self) {
+        let number = self.clients.len();
+        let node = NodeId(CLIENT + number as u16);
+        self.clients.push(Client {
+            incarnation: 1,
+            requester: Requester::new(requester::Config::new(SPACE, node, 1, self.seed + 77)),
+            memory: Memory::default(),
+            // So that it gets no other one.
+            job: Some((0, 0)),
+            reads: None,
+        });
+        self.freed.client = Some(number);
+    }
+
+    fn ask(&mut self, operation: Operation) {
+        let client = self.freed.client.expect("it was added");
+        self.freed.result = None;
+        let deadline = self.now + DELETE_PATIENCE;
+        let Client { requester, memory, .. } = &mut self.clients[client];
+        memory.0.insert(1, vec![0; PAGE_BYTES]);
+        requester.start_until(self.now, operation, 1, deadline).expect("there is room");
+    }
+
+    fn delete(&mut self) {
+        self.ask(Operation::Delete { pointer: self.first, pages: USED as u32 });
+    }
+
+    /// Goes on until it has heard.
+    fn hear(&mut self) -> Result<Output, Failure> {
+        for _ in 0..STEPS {
+            if let Some(result) = self.freed.result.take() {
+                return result;
+            }
+            self.step();
+        }
+        panic!("seed {}: no response", self.seed);
+    }
+
+    /// Goes on until no server frees anything.
+    fn settle(&mut self) {
+        for _ in 0..STEPS {
+            if self.hosts.iter().all(|host| !host.responder.has_freeings()) {
+                return;
+            }
+            self.step();
+        }
+        panic!("seed {}: it is never free", self.seed);
+    }
+
+    /// Frees the allocation, again if its server restarted: that one may go on, or have heard nothing.
+    fn free(&mut self) -> Result<Output, Failure> {
+        loop {
+            match self.hear() {
+                Err(Failure::OutcomeUnknown { .. } | Failure::Unreachable { .. }) => {
+                    self.count("unknown delete");
+                    self.settle();
+                    self.delete();
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// How a READ of a page is refused.
+    fn look(&mut self, page: usize) -> Status {
+        for _ in 0..20 {
+            let pointer = self.pointer(page);
+            self.ask(Operation::Read { pointer, length: 8 });
+            match self.hear() {
+                Err(Failure::Unreachable { .. } | Failure::TimedOut { .. }) => {}
+                Err(Failure::Refused { status, .. }) => return status,
+                other => panic!("seed {}: page {page} is there: {other:?}", self.seed),
+            }
+        }
+        panic!("seed {}: page {page} is not found", self.seed);
+    }
+}
+
+/// One run: the DELETE is sent at a random step of a migration that is withdrawn at another one. Returns whether some lines
+/// moved, and some did not.
+fn free_once(seed: u64, restarts: f64) -> (bool, BTreeMap<&'static str, u32>) {
+    let mut world = World::new(seed);
+    world.add_deleter();
+    world.allow();
+    let withdrawn_at = world.rng.random_range(0..1500);
+    let deleted_at = world.rng.random_range(0..2000);
+    let mut is_sent = false;
+    world.run(restarts, |world, step| {
+        if step == withdrawn_at {
+            world.withdraw();
+        }
+        if step == deleted_at {
+            world.delete();
+            is_sent = true;
+        }
+    });
+    if !is_sent {
+        world.delete();
+    }
+    match world.free() {
+        Ok(Output::Freed(pages)) => assert_eq!(pages, USED as u32),
+        Err(Failure::Refused { status: Status::NotAllocated, .. }) => world.count("was free"),
+        other => panic!("seed {seed}: {other:?}"),
+    }
+    world.settle();
+    let lines = world.close();
+    let is_in_parts = !lines.is_empty() && lines.len() < LINES;
+    world.are_clients_done = true;
+    for page in [0, 1, LINE_PAGES, USED / 2, USED - 1] {
+        assert_eq!(world.look(page), Status::NotAllocated, "seed {seed}, page {page}");
+    }
+    let usage = world.hosts[HOME].arena.usage(SPACE);
+    assert_eq!(usage.used_pages, 0, "seed {seed}: nothing counts");
+    let used = world.hosts[OTHER].arena.arena_usage().used_pages;
+    assert_eq!(used, 0, "seed {seed}: its memory is free");
+    // Its addresses are used again when the lines are back.
+    for range in world.hosts[OTHER].responder.adopted().to_vec() {
+        let first = range.first_page as usize / LINE_PAGES;
+        let end = first + range.page_count as usize / LINE_PAGES;
+        world.send_back(&(first..end).collect());
+        world.allow();
+        world.run(restarts, |_, _| {});
+        assert_eq!(world.close().len(), end - first);
+    }
+    let arena = &mut world.hosts[HOME].arena;
+    let grant = arena.create(SPACE, PAGES as u32).expect("all of its memory is free");
+    assert_ne!((grant.tag, grant.location), (world.first.tag, world.first.location));
+    (is_in_parts, world.events)
+}
+
+#[test]
+fn an_allocation_is_freed_wherever_its_lines_are() {
+    let mut in_parts = 0;
+    for seed in 0..SEEDS {
+        println!("seed {seed}");
+        in_parts += u32::from(free_once(seed, 0.0).0);
+    }
+    assert!(in_parts > 50, "many were in parts: {in_parts}");
+}
+
+#[test]
+fn an_allocation_is_freed_although_servers_restart() {
+    let mut events = Vec::new();
+    for seed in 0..RESTART_SEEDS {
+        println!("seed {seed}");
+        events.push(free_once(1000 + seed, 0.01).1);
+    }
+    let sums = sums(&events);
+    println!("{sums:?}");
+    assert!(sums["giver restarts"] > 20 && sums["unknown delete"] > 0, "{sums:?}");
+}
+
+/// The home lost its memory, and with it the second half. Who has the first page frees what is left.
+#[test]
+fn who_has_the_first_page_frees_it_if_the_home_has_lost_it() {
+    for seed in 0..SEEDS / 4 {
+        println!("seed {seed}");
+        let mut world = World::new(seed);
+        world.add_deleter();
+        world.record.pages = 0..(PAGES / 2) as u64;
+        world.allow();
+        world.run(0.0, |_, _| {});
+        assert_eq!(world.close().len(), LINES / 2);
+        world.are_clients_done = true;
+        let first = world.hosts[HOME].arena.generation();
+        let rows = rows_at_home(&world.hosts[OTHER]);
+        let next = ArenaGeneration::new(first.number() + 1).expect("small");
+        let config = ArenaConfig { generation: next, last_generation: next, ..Default::default() };
+        let arena = Arena::on_heap(&config, PAGES as u32);
+        let incarnation = INCARNATION + 1;
+        world.hosts[HOME] = Host::with(HOME, incarnation, arena, world.now, seed);
+        world.hosts[HOME].responder.learn_earlier(first, &rows);
+        if seed % 2 == 0 {
+            world.hosts[OTHER].arena = Arena::on_heap(&ArenaConfig::default(), 8);
+            let file = &world.files[OTHER];
+            world.hosts[OTHER] = Host::new(OTHER, incarnation, file, world.now, seed);
+        }
+        world.delete();
+        assert_eq!(world.free(), Ok(Output::Freed(USED as u32)), "seed {seed}");
+        assert_eq!(world.hosts[OTHER].arena.arena_usage().used_pages, 0, "seed {seed}");
+        for (page, expected) in [
+            (0, Status::NotAllocated),
+            (PAGES / 2 - 1, Status::NotAllocated),
+            (PAGES / 2, Status::StaleGeneration),
+        ] {
+            assert_eq!(world.look(page), expected, "seed {seed}, page {page}");
+        }
+    }
+}
+
+/// Where pages of the home are, by their numbers there.
+fn rows_at_home(host: &Host) -> Vec<(core::ops::Range<u64>, Option<NodeId>)> {
+    let row = |of: &responder::Adopted| {
+        (of.first_page..of.first_page + of.page_count, Some(NODES[OTHER]))
+    };
+    host.responder.adopted().iter().map(row).collect()
+}
