@@ -443,8 +443,7 @@ const fn advice(status: Status) -> &'static str {
         }
         Status::NoAuthority | Status::StaleRangeEpoch => "wait for the controller",
         Status::Forbidden => {
-            "parts of the allocation were moved to other memory servers, and must return before it can be freed; \
-             `bluebridge migrate POINTER --to SERVER` moves it to the server that the pointer names"
+            "only the endpoint that allocated the memory may confirm it, and only a server has a part of it freed"
         }
         Status::ShuttingDown => "use another node",
         Status::Overloaded => "send less at once, or allow more time",

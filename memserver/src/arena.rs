@@ -10,6 +10,8 @@ mod colour;
 mod crash_tests;
 mod frames;
 mod freeing;
+#[cfg(test)]
+mod freeing_tests;
 mod lines;
 #[cfg(test)]
 mod lines_tests;

@@ -229,8 +229,7 @@ mod tests {
     fn what_is_at_a_pointer_may_be_the_servers_own() {
         let mut deputies = Deputies::default();
         deputize(&mut deputies, &deputyship(HOME, 5));
-        let location =
-            Location::new(ArenaGeneration::default(), 0).expect("small");
+        let location = Location::new(ArenaGeneration::default(), 0).expect("small");
         let pointer = Pointer { space: SPACE, node: HOME, tag: Tag(0), location }.to_ipv6();
         let endpoint = EndpointAddress::of_shard(SPACE, HOME, 0, 0).to_ipv6();
         let from = EndpointAddress::new(SPACE, NodeId(20), 5).to_ipv6();

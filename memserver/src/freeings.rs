@@ -12,7 +12,7 @@ use bluebridge_wire::{Datagram, Space};
 
 use crate::{
     deputies::Deputies,
-    migration::{Identity, send_all, selector_of},
+    migration::{Identity, selector_of, send_all},
 };
 
 /// Spaces whose allocations are freed at once. Those of others wait.

@@ -6,7 +6,10 @@
 
 use core::time::Duration;
 
-use bluebridge_wire::{Location, NodeId, Pointer, Space, Status, address::{LINE_PAGES, PAGE_SHIFT}};
+use bluebridge_wire::{
+    Location, NodeId, Pointer, Space, Status,
+    address::{LINE_PAGES, PAGE_SHIFT},
+};
 
 use crate::{
     Timestamp,

@@ -474,6 +474,8 @@ struct LinesState {
     /// know them.
     pages: BTreeMap<u64, PageState>,
     allowances: Vec<(Allowance, bool)>,
+    /// The first pages of allocations that are being freed, and their lengths.
+    freeing: BTreeMap<u64, u32>,
 }
 
 type PageState = (u8, u32, u32, u16, Option<(Vec<u8>, u64)>);
@@ -495,7 +497,11 @@ fn lines_state(arena: &Arena) -> LinesState {
         let contents = is_here.then(|| (arena.read(at, 0..PAGE_BYTES).to_vec(), page.version()));
         pages.insert(at, (page.part, page.link, page.colour, page.space, contents));
     }
-    LinesState { placed, pages, allowances }
+    let mut freeing = BTreeMap::new();
+    arena.each_freeing(&mut |first_page, _, pages| {
+        freeing.insert(first_page, pages);
+    });
+    LinesState { placed, pages, allowances, freeing }
 }
 
 /// Pages of memory that are used.
@@ -505,6 +511,7 @@ fn used_pages(arena: &Arena) -> u64 {
         let state = arena.pages.entry(line).state;
         let pages = arena.pages.states()[frames::pages_of(line)].iter();
         match state {
+            LineEntry::ADOPTED if arena.pages.frame(line).is_none() => 0,
             LineEntry::STAGED | LineEntry::ADOPTED => LINE_PAGES,
             LineEntry::DEFAULT if arena.pages.is_own(line) => {
                 pages.filter(|page| page.role() != Use::None).count()
@@ -594,11 +601,13 @@ impl LinesPlayer {
             }
             12..20 => {
                 let is_here = |page: u64| arena.pages.is_here(page as usize / LINE_PAGES);
+                let freeing = lines_state(arena).freeing;
                 let here: Vec<_> = (0..self.live.len())
                     .filter(|at| {
                         let (access, pages) = self.live[*at];
                         let first = access.location.page();
-                        (first..first + u64::from(pages)).all(is_here)
+                        let are_here = (first..first + u64::from(pages)).all(is_here);
+                        are_here && !freeing.contains_key(&first)
                     })
                     .collect();
                 if let Some(at) = self.pick(&here) {
@@ -684,7 +693,10 @@ impl LinesPlayer {
                         let (taken, bytes) =
                             (Taken { migration: 8, epoch: self.epochs }, self.bytes());
                         let staged = arena.stage(page, (name, taken), &record, &bytes);
-                        assert_eq!(staged, Ok(()));
+                        let mut numbers = frames::pages_of(line);
+                        let is_freeing = numbers.any(|number| arena.is_being_freed(number));
+                        let is_refused = matches!(staged, Err(StageError::BeingFreed(_)));
+                        assert!(is_refused == is_freeing && (is_refused || staged == Ok(())));
                     }
                 }
                 "stage"
@@ -735,12 +747,64 @@ impl LinesPlayer {
                 arena.raise_lease_floor(self.epochs);
                 "floor"
             }
+            97 => self.free_scattered(arena),
+            98 => {
+                let adopted = Self::lines(arena, |line| state(arena, line) == LineEntry::ADOPTED);
+                if let Some(page) = self.pick(&adopted) {
+                    let pages = arena.line(page).expect("it is whole").pages;
+                    let used = pages.iter().filter(|page| page.part != Part::Free).count() as u64;
+                    let from = self.random.random_range(0..=used);
+                    arena.free_part(page + from..page + used);
+                }
+                "free part"
+            }
             _ => {
                 arena.tidy(self.random.random_range(1..PAGES));
                 "tidy"
             }
         };
         *self.counts.entry(name).or_default() += 1;
+    }
+}
+
+impl LinesPlayer {
+    /// An allocation is being freed, of this server or of another one; or one of this server is free at last.
+    fn free_scattered(&mut self, arena: &mut Arena) -> &'static str {
+        let freeing: Vec<_> = lines_state(arena).freeing.into_keys().collect();
+        let own: Vec<_> =
+            freeing.iter().copied().filter(|page| *page < ADOPTED_PAGES_FROM).collect();
+        let is_end = self.random.random_bool(0.6);
+        let Some(first) = self.pick(&own).filter(|_| is_end) else {
+            let adopted = Self::lines(arena, |line| {
+                arena.pages.entry(line).state == LineEntry::ADOPTED
+                    && arena.pages.state(line * LINE_PAGES).role() == Use::Head
+            });
+            let live = self.live.iter().map(|(access, _)| access.location.page());
+            let all: Vec<_> = live.chain(adopted).filter(|page| !freeing.contains(page)).collect();
+            if let Some(page) = self.pick(&all) {
+                arena.begin_freeing(page);
+            }
+            return "begin freeing";
+        };
+        let at = self.live.iter().position(|(access, _)| access.location.page() == first);
+        let (_, length) = self.live[at.expect("it is live")];
+        let pages = first..first + u64::from(length);
+        let mut lines = pages.start / LINE..pages.end.div_ceil(LINE);
+        // The responder waits for what is on its way.
+        if lines.any(|line| arena.pages.entry(line as usize).state == LineEntry::STAGED) {
+            return "end freeing, not yet";
+        }
+        arena.end_freeing(first);
+        self.live.swap_remove(at.expect("it is live"));
+        // The others have freed their parts.
+        for (line, record) in &mut self.records {
+            for (page, record) in (*line..).zip(record.iter_mut()) {
+                if pages.contains(&page) {
+                    record.part = Part::Free;
+                }
+            }
+        }
+        "end freeing"
     }
 }
 

@@ -161,8 +161,12 @@ impl Pages {
                     let is_epoch = self.entry(line).epoch <= LEASE_EPOCH_MAX;
                     self.frame(line).is_some() && self.has_name(line) && is_epoch
                 }
-                // Without memory if no page of it is allocated, which is checked with the pages.
-                LineEntry::ADOPTED => !self.is_own(line) && self.has_name(line),
+                LineEntry::ADOPTED => {
+                    // It gave it back when none of its pages was allocated, which is checked with the pages.
+                    let is_lent = self.lines.frames[line] == NO_FRAME;
+                    let has_memory = self.frame(line).is_some() || is_lent;
+                    !self.is_own(line) && has_memory && self.has_name(line)
+                }
                 _ => false,
             };
             if !is_good {

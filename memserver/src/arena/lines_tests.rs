@@ -954,6 +954,7 @@ fn lines_that_contradict_each_other_are_damage() {
     assert_eq!(damage(&[], &[(1, LineEntry::ADOPTED)]), line(1), "it is an own line");
     assert_eq!(damage(&[], &adopted), line(5), "it has no memory");
     assert_eq!(damage(&[(0, NO_FRAME), (5, 1)], &adopted), Ok(()));
+    assert_eq!(damage(&[(5, NO_FRAME)], &adopted), Ok(()), "it gave it back");
     let staged = [(5, LineEntry::STAGED)];
     assert_eq!(damage(&[], &staged), line(5), "it has no memory");
     assert_eq!(damage(&[(0, NO_FRAME), (5, 1)], &staged), Ok(()));

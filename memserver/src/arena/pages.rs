@@ -710,8 +710,8 @@ impl Pages {
             let Some(page) = state(number) else { continue };
             let is_changing = !page.sequence.is_multiple_of(2);
             let is_known = page.part <= Use::BODY && page.contents <= Contents::WRITTEN;
-            let is_served = page.role() == Use::None
-                || is_served(page.space()) && has_memory(number);
+            let is_served =
+                page.role() == Use::None || is_served(page.space()) && has_memory(number);
             if !is_known || !is_served || page.sequence > SEQUENCE_MAX || is_changing {
                 return Err(damaged(number));
             }

@@ -290,7 +290,8 @@ impl Requester {
                 // A pointer without a single home node is refused, even if its line is in the cache
                 // of moves.
                 // The home frees what it has not lost, wherever it is.
-                let is_for_home = operation.command() == Command::Delete && operation.range().is_none();
+                let is_for_home =
+                    operation.command() == Command::Delete && operation.range().is_none();
                 let is_led = home.node.is_unicast() && !is_for_home;
                 let moved = self.moved.find(pointer).filter(|_| is_led);
                 Some(Server { node: moved.unwrap_or(home.node), ..home })

@@ -105,6 +105,11 @@ impl Freeings {
         self.all.iter().find(|entry| entry.freeing.id == id)
     }
 
+    /// The one whose first page in the store this is.
+    fn at(&self, local: u64) -> Option<&Entry> {
+        self.all.iter().find(|entry| entry.local == local)
+    }
+
     fn insert(&mut self, entry: Entry) {
         self.last_id = self.last_id.wrapping_add(1);
         let freeing = Freeing { id: self.last_id, ..entry.freeing };
@@ -283,6 +288,10 @@ impl Responder {
             return self.free_part(request, store).into();
         }
         match self.way_to_free(request, store) {
+            Ok(Way::Here(local)) if self.freeings.at(local.page()).is_some() => {
+                // Its lines came home meanwhile.
+                self.begin_freeing(execution, (local, 0), store)
+            }
             Ok(Way::Here(local)) => self.delete_here(request, local, store).into(),
             Ok(Way::Scattered(local, pages)) => {
                 self.begin_freeing(execution, (local, pages), store)
@@ -358,8 +367,7 @@ impl Responder {
         };
         let grant = Grant { location, tag: bluebridge_wire::Tag(target.tag) };
         let freeing = Freeing { id: 0, home: target.node, grant, space: target.space, pages };
-        let known = self.freeings.all.iter().find(|entry| entry.local == local.page());
-        if let Some(known) = known {
+        if let Some(known) = self.freeings.at(local.page()) {
             let waits = known.waiter.is_some_and(|waiter| waiter.is_repeated_by(request));
             if waits {
                 self.counters.count(Event::FreeingRepeated);
@@ -405,13 +413,17 @@ impl Responder {
         let access = Access { location: grant.location, length_bytes: 1, tag: grant.tag, space };
         let pages = store.lines().length_of(access, 0)?;
         let local = grant.location.page();
-        let is_known = self.freeings.all.iter().any(|entry| entry.local == local);
-        if !is_known {
+        if self.freeings.at(local).is_none() {
             let freeing = Freeing { id: 0, home: self.node, grant, space, pages };
             self.decide(now, Entry { freeing, local, waiter: None }, store)?;
             self.counters.count(Event::AllocationPurged);
         }
         Ok(pages)
+    }
+
+    /// Whether the allocation whose first page in the store this is is being freed.
+    pub(super) fn is_freeing_at(&self, local: u64) -> bool {
+        self.freeings.at(local).is_some()
     }
 
     /// The pages of an allocation that are here, by their numbers in the store, in the order of the allocation. Each run

@@ -66,9 +66,14 @@ impl Responder {
         if !self.has_authority(now) {
             return Err(Status::NoAuthority);
         }
-        if self.has_given_any() {
+        if self.ranges.is_adopted(location.page()) {
+            return Err(Status::Moved);
+        }
+        if self.has_given_any() || self.is_freeing_at(location.page()) {
             let pages = store.lines().length_of(access, 0)?;
-            if self.has_given(&(location.page()..location.page() + u64::from(pages))) {
+            let is_scattered =
+                self.has_given(&(location.page()..location.page() + u64::from(pages)));
+            if is_scattered || self.is_freeing_at(location.page()) {
                 return self.purge_scattered(now, (space, grant), store);
             }
         }

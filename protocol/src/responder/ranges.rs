@@ -356,7 +356,6 @@ impl Ranges {
     }
 
     /// Whether a page of this server's store holds a page of another node.
-    #[cfg(test)]
     pub(super) fn is_adopted(&self, page: u64) -> bool {
         let offset = |range: &Adopted| page.checked_sub(range.local_page);
         self.adopted.iter().any(|range| offset(range).is_some_and(|it| it < range.page_count))

@@ -12,9 +12,6 @@ use super::{
 
 const GONE: &[Status] = &[Status::StaleTag, Status::NotAllocated];
 
-/// How a DELETE of it is refused: a home does not know the tags of a line that is elsewhere.
-const GONE_OR_ELSEWHERE: &[Status] = &[Status::StaleTag, Status::NotAllocated, Status::Forbidden];
-
 /// Draws tasks; every written value is new.
 pub(super) struct Workload {
     next_value: u64,
@@ -248,10 +245,6 @@ fn gone(ledger: &Ledger, rng: &mut SmallRng) -> Option<Task> {
         3 => Operation::FetchAdd { pointer: region.pointer, addend: 1 },
         _ => Operation::Delete { pointer: region.pointer, pages: 0 },
     };
-    let refusals = match operation {
-        Operation::Delete { .. } if refusals == GONE => GONE_OR_ELSEWHERE,
-        _ => refusals,
-    };
     Some(Task::Wrong { operation, server: region.server, refusals, name })
 }
 
@@ -309,14 +302,7 @@ fn wrong(ledger: &Ledger, rng: &mut SmallRng) -> Option<Task> {
                 Operation::Delete { pointer: region.pointer, pages: region.pages + 100 };
             wrong(
                 operation,
-                &[
-                    Status::BadLength,
-                    Status::NotAllocated,
-                    Status::StaleTag,
-                    Status::Unaligned,
-                    // It ends, or one of the pages behind it is, in a line that is elsewhere.
-                    Status::Forbidden,
-                ],
+                &[Status::BadLength, Status::NotAllocated, Status::StaleTag, Status::Unaligned],
                 "delete of another length",
             )
         }

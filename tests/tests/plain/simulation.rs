@@ -120,7 +120,12 @@ const OF_LEASES: [(&str, &str); 30] = [
 ];
 
 /// Counters of migrations, which this simulation does not have.
-const OF_MIGRATIONS: [(&str, &str); 8] = [
+const OF_MIGRATIONS: [(&str, &str); 13] = [
+    ("responder", "freeing_begun"),
+    ("responder", "freeing_ended"),
+    ("responder", "freeing_repeated"),
+    ("responder", "freeing_resumed"),
+    ("responder", "part_freed"),
     ("responder", "free_line_stays"),
     ("responder", "keep_repeated"),
     ("responder", "lease_withdrawn"),

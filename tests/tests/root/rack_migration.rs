@@ -207,6 +207,13 @@ fn what_had_moved_is_found_when_its_home_lost_its_memory() {
     assert!(first.is_multiple_of(LINE_PAGES as u64), "it begins with a line");
     let moved = FEW / 2;
     await_moved(&rack, migrate(&rack, home, other, &(first..first + moved as u64)));
+    // One is freed of which the middle is elsewhere.
+    let scattered = before.create((FEW * PAGE_BYTES) as u64).expect("there is room");
+    let start = scattered.base().location.page();
+    let middle = start + LINE_PAGES as u64..start + FEW as u64 / 2;
+    await_moved(&rack, migrate(&rack, home, other, &middle));
+    before.delete(scattered).expect("it is freed wherever it is");
+    assert_freed(&mut before, scattered, [0, LINE_PAGES, FEW - 1]);
     rack.stop("memserver-s1");
     rack.start("memserver-s1");
     let mut bytes = vec![0; PAGE_BYTES];
@@ -237,6 +244,20 @@ fn what_had_moved_is_found_when_its_home_lost_its_memory() {
     for page in 0..moved {
         before.read(at(page), &mut bytes).expect("it had moved");
         assert_eq!(bytes, stamp(page, 3), "page {page}");
+    }
+    // Who has the first page frees what is left.
+    after.delete(region).expect("it had moved");
+    assert_freed(&mut after, region, [0, moved - 1]);
+    assert_freed(&mut before, region, [1]);
+}
+
+/// Pages are in no allocation.
+fn assert_freed(client: &mut UdpClient, region: Region, pages: impl IntoIterator<Item = usize>) {
+    for page in pages {
+        let at = region.at((page * PAGE_BYTES) as u64).expect("inside");
+        let result = client.read(at, &mut vec![0; PAGE_BYTES]);
+        let is_freed = |error: &Error| matches!(error, Error::Refused { status, .. } if *status == Status::NotAllocated);
+        assert!(result.as_ref().is_err_and(is_freed), "page {page}: {result:?}");
     }
 }
 
@@ -456,6 +477,7 @@ fn a_drained_server_is_taken_away_for_good_and_no_client_sees_it() {
     }
     let other = idle.create(PAGE_BYTES as u64).expect("there is room");
     idle.delete(other).expect("it is at home");
+    let moving = idle.create((FEW * PAGE_BYTES) as u64).expect("there is room");
     before.delete(freed).expect("it is at home");
     drain(&rack, home, false);
     await_drain(&rack, home, "the server may leave", |of| of.may_leave);
@@ -494,6 +516,9 @@ fn a_drained_server_is_taken_away_for_good_and_no_client_sees_it() {
     };
     stale(&mut before);
     stale(&mut endpoint.client(&rack, 4));
+    idle.delete(moving).expect("no client sees that its server is gone");
+    assert_freed(&mut idle, moving, [0, FEW - 1]);
+    assert_freed(&mut endpoint.client(&rack, 10), moving, [1]);
 
     // The next process of the deputy does not answer for it, and neither does the next controller know it by itself.
     let victim = format!("memserver-{deputy}");

@@ -90,21 +90,32 @@ fn memory_moves_by_command() {
     let (code, words) = rack.failure(&["migrations", "cancel", "7"]);
     assert_eq!(code, Some(2), "{words}");
     assert!(words.contains("there is no migration 7"), "{words}");
-    // It is freed when it is at home again.
-    let (_, words) = rack.failure(&["delete", &pointer]);
-    assert!(words.contains("must return before it can be freed"), "{words}");
+    // It is freed where it is, and its line can come home.
+    let of_s2 = rack.text(&["create", "12K", "--on", "s1"]);
+    rack.text(&["delete", &pointer]);
+    let (_, words) = rack.failure(&["read", &pointer, "--length", "8"]);
+    assert!(words.contains("is not allocated"), "{words}");
     let are_closed = || {
         let all = rack.json(&["migrations"]);
         all.as_array().expect("rows").iter().all(|it| it["state"] == "closed")
     };
     rack.text(&["migrate", &pointer, "--to", "s1"]);
     until("it is at home", are_closed);
-    rack.text(&["delete", &pointer]);
+    // An operator frees what is elsewhere, too.
+    rack.text(&["migrate", &of_s2, "--to", "s2"]);
+    until("it is elsewhere", are_closed);
+    rack.text(&["purge", "--all"]);
+    until("it is freed", || {
+        let (_, words) = rack.failure(&["read", &of_s2, "--length", "8"]);
+        words.contains("is not allocated")
+    });
+    rack.text(&["migrate", &of_s2, "--to", "s1"]);
+    until("it is at home", are_closed);
     // What is free stays there.
     rack.text(&["migrate", "s1:64-127", "--to", "s2"]);
     until("the migration is closed", are_closed);
     let all = rack.json(&["migrations"]);
-    let last = all.as_array().expect("rows").last().expect("three");
+    let last = all.as_array().expect("rows").last().expect("five");
     assert_eq!((&last["kept_pages"], &last["free_lines"]), (&0.into(), &8.into()), "{last}");
     assert_eq!(last["why"], Value::Null);
 }

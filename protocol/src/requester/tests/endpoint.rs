@@ -7,7 +7,7 @@ use bluebridge_wire::{Command, EndpointAddress, Flags, NodeId, Pointer, Status};
 use proptest::prelude::*;
 
 use super::super::progress::{ASTRAY_TIME, SILENT_TIME};
-use super::super::{Counters, Event, Operation, Output, Server};
+use super::super::{Counters, Event, Failure, Operation, Output, Server};
 use super::bench::{Bench, HOME, OTHER, PIECE, Reply, SESSION, Sent, pattern, pointer};
 
 const OTHER_SERVER: Server = Server { node: OTHER, shard: 0 };
@@ -202,9 +202,79 @@ pub(super) fn moved_pages_are_requested_at_the_pointer_when_it_leads_there() -> 
         start(&mut bench, operation, 1);
         let first = bench.sent();
         assert_eq!(first.len(), count);
+        if let Operation::Delete { .. } = operation {
+            // Only the home frees it, and the pointer leads to the other server.
+            assert_eq!(first[0].destination, at_endpoint(&first[0], HOME));
+            assert_eq!((first[0].header.session, first[0].attempt()), (SESSION, 0));
+            execute_by(&mut bench, operation, &first[0], HOME);
+            continue;
+        }
         first.iter().for_each(is_first_try_with_other);
         execute_by(&mut bench, operation, first.last().expect("it was sent"), OTHER);
     }
+    bench.end()
+}
+
+pub(super) fn who_has_the_first_page_frees_what_the_home_has_lost() -> Counters {
+    let mut bench = Bench::open_at_endpoint();
+    bench.open_session(OTHER_SERVER, SESSION + 1);
+    bench.start(Operation::Delete { pointer: pointer(0), pages: 3 }, 1);
+    let first = bench.sent_one();
+    is_first_try(&first);
+    assert!(!first.header.flags.contains(Flags::ORPHAN));
+    bench.reply(&Reply::to(&first, Status::Moved).with(|header| header.node = OTHER.0));
+    let orphan = bench.sent_one();
+    is_at_endpoint_of_other(&orphan, 0);
+    assert!(orphan.header.flags.contains(Flags::ORPHAN) && orphan.header.length == 3);
+    // It does not have the page any more: the home knows where it is.
+    bench.reply(&Reply::to(&orphan, Status::NoAuthority).by_node(OTHER));
+    let again = bench.pass_to_sent().remove(0);
+    assert_eq!(again.header.session, SESSION);
+    bench.reply(&Reply::to(&again, Status::Moved).with(|header| header.node = OTHER.0));
+    let orphan = bench.sent_one();
+    assert!(orphan.header.flags.contains(Flags::ORPHAN));
+    bench.reply(&Reply::to(&orphan, Status::Ok).by_node(OTHER).with(|header| header.length = 3));
+    assert_eq!(bench.completed().result, Ok(Output::Freed(3)));
+    bench.end()
+}
+
+pub(super) fn a_part_is_freed_where_it_is() -> Counters {
+    let mut bench = Bench::open_at_endpoint();
+    bench.open_session(OTHER_SERVER, SESSION + 1);
+    let part = |at| Operation::FreePart { at, pointer: pointer(4096), pages: 2 };
+    // Of a server that is known, the answer is final, whatever it is.
+    for (status, expected) in [
+        (Status::Ok, Ok(Output::Freed(2))),
+        (Status::Moved, Err(Failure::Refused { status: Status::Moved, node: OTHER })),
+        (Status::NoAuthority, Err(Failure::Refused { status: Status::NoAuthority, node: OTHER })),
+    ] {
+        bench.start(part(Some(OTHER_SERVER)), 1);
+        let sent = bench.sent_one();
+        is_at_endpoint_of_other(&sent, 0);
+        assert!(sent.header.flags.contains(Flags::PART) && sent.header.length == 2);
+        let reply = Reply::to(&sent, status).by_node(OTHER);
+        bench.reply(&reply.with(|header| (header.length, header.node) = (2, HOME.0)));
+        assert_eq!(bench.completed().result, expected);
+    }
+    bench.start(part(Some(OTHER_SERVER)), 1);
+    let sent = bench.sent_one();
+    bench.reply(&Reply::to(&sent, Status::Busy).by_node(OTHER));
+    assert!(matches!(bench.completed().result, Err(Failure::Busy { .. })));
+    // Otherwise the home leads to it, and says what is lost.
+    bench.start(part(None), 1);
+    let sent = bench.sent_one();
+    is_first_try(&sent);
+    bench.reply(&Reply::to(&sent, Status::Moved).with(|header| header.node = OTHER.0));
+    let sent = bench.sent_one();
+    is_at_endpoint_of_other(&sent, 0);
+    assert!(sent.header.flags.contains(Flags::PART) && !sent.header.flags.contains(Flags::ORPHAN));
+    bench.reply(&Reply::to(&sent, Status::Ok).by_node(OTHER).with(|header| header.length = 1));
+    assert_eq!(bench.completed().result, Ok(Output::Freed(1)));
+    bench.start(part(None), 1);
+    let sent = bench.sent_one();
+    bench.reply(&Reply::to(&sent, Status::StaleGeneration));
+    let lost = Failure::Refused { status: Status::StaleGeneration, node: HOME };
+    assert_eq!(bench.completed().result, Err(lost));
     bench.end()
 }
 
@@ -512,19 +582,26 @@ proptest! {
         steps in prop::collection::vec(step(), 1..40),
     ) {
         let mut bench = if has_moved { bench_with_moved_line() } else { Bench::open_at_endpoint() };
-        let (server, other) = if has_moved { (OTHER, HOME) } else { (HOME, OTHER) };
         let returned_before = returned(&bench);
         let (operation, count) = operations()[kind];
+        // Only the home frees an allocation, whoever has the page.
+        let is_at_other = has_moved && !matches!(operation, Operation::Delete { .. });
+        let (server, other) = if is_at_other { (OTHER, HOME) } else { (HOME, OTHER) };
         start(&mut bench, operation, 1);
         let mut sent = bench.sent();
         prop_assert_eq!(sent.len(), count);
-        sent.iter().for_each(is_first_try);
+        if is_at_other == has_moved {
+            sent.iter().for_each(is_first_try);
+        } else {
+            prop_assert_eq!(sent[0].destination, at_endpoint(&sent[0], HOME));
+        }
         for step in steps {
             match step {
                 Step::Astray { which, status, flags, node } => {
                     let sent = &sent[which % sent.len()];
                     // So does the server itself at the pointer, if it has nothing of the home any more.
-                    let is_stale = has_moved && status == Status::WrongNode && sent.attempt() == 0;
+                    let is_stale =
+                        is_at_other && status == Status::WrongNode && sent.attempt() == 0;
                     let reply = Reply::to(sent, status).by_node(if is_stale { server } else { other });
                     bench.reply(&reply.with(|header| {
                         // The attempt of a trusted reply is right.

@@ -36,7 +36,7 @@ pub(super) mod run {
             a_smaller_piece_size_applies_from_the_next_train_on, a_train_states_its_own_piece_size;
         atomic_and_small: atomics_return_the_previous_value, small_requests_and_their_replies,
             a_close_waits_for_what_was_started_before;
-        endpoint: retransmissions_go_to_the_endpoint, a_moved_range_is_requested_at_the_endpoint, moved_pages_are_requested_at_the_pointer_when_it_leads_there, a_pointer_that_leads_elsewhere_is_avoided_for_a_time, a_server_without_the_range_is_asked_at_its_endpoint,
+        endpoint: retransmissions_go_to_the_endpoint, a_moved_range_is_requested_at_the_endpoint, moved_pages_are_requested_at_the_pointer_when_it_leads_there, who_has_the_first_page_frees_what_the_home_has_lost, a_part_is_freed_where_it_is, a_pointer_that_leads_elsewhere_is_avoided_for_a_time, a_server_without_the_range_is_asked_at_its_endpoint,
             a_refusal_of_another_node_is_returned_once, what_another_node_refuses_has_no_effect,
             the_target_of_a_redirect_still_serves, the_shard_is_the_pointers,
             a_server_without_the_flag_is_asked_at_the_pointer, each_session_has_its_own_flag;

@@ -580,27 +580,6 @@ pub(super) fn adopted_lines_move_on() {
 }
 
 #[test]
-pub(super) fn an_allocation_of_which_lines_moved_is_not_freed_in_part() {
-    let (mut world, [first, second, _], mut taker) = given();
-    taker.move_line(&mut world, second);
-    for is_closed in [false, true] {
-        if is_closed {
-            world.withdraw(MIGRATION).unwrap();
-            world.close(MIGRATION).unwrap();
-        }
-        // At once, wherever its parts are: who waits does not get further.
-        assert_eq!(world.delete(first, 0), Status::Forbidden);
-        assert_eq!(world.delete(second, 0), Status::Forbidden);
-        let grant = crate::store::Grant { location: first.location, tag: first.tag };
-        let purged = world.responder.purge(world.now, SPACE, grant, &mut world.store);
-        assert_eq!(purged, Ok(Err(Status::Moved)));
-        assert_eq!(world.look(first).0, Status::Ok);
-        assert_eq!(world.store.used_pages(), 20);
-        assert!(world.responder.is_own_page(0) && !world.responder.is_own_page(LINE));
-    }
-}
-
-#[test]
 pub(super) fn a_giver_without_authority_marks_nothing() {
     let (mut world, [first, second, _], mut taker) = given();
     let epoch = taker.take(&mut world, first);

@@ -9,6 +9,7 @@ mod commands;
 mod counters;
 mod deputy;
 mod direct;
+mod freeing;
 mod giver;
 mod lease_model;
 mod leases;

@@ -55,9 +55,6 @@ pub(super) fn an_operator_frees_only_what_is_served_here_with_authority() {
     let mut world = World::new();
     let at = world.create(8);
     let pages = at.location.page()..at.location.page() + 8;
-    world.responder.add_moved(pages.clone(), NodeId(8)).unwrap();
-    assert_eq!(purge(&mut world, at), Ok(Err(Status::Moved)));
-    assert!(world.responder.remove_moved(&pages));
     let adopted = Adopted {
         node: NodeId(8),
         generation: store::GENERATION,

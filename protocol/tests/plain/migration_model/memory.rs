@@ -164,8 +164,7 @@ impl Scenario {
     /// Whether who has decided it need not have a line's part freed.
     fn needs_no_freeing(&self, world: &World, decided: u8, line: u8) -> bool {
         let is_lost = world.forwards[usize::from(line)] == Forward::Gone;
-        let is_freed =
-            world.server(decided).freeing.is_some_and(|of| of.freed & (1 << line) != 0);
+        let is_freed = world.server(decided).freeing.is_some_and(|of| of.freed & (1 << line) != 0);
         let is_here = world.served(decided, line, 1).is_some();
         is_here || is_freed || is_lost && !self.has(Mutant::LostPartAwaited)
     }

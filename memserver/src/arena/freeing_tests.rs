@@ -1,0 +1,108 @@
+//! Allocations of which lines are elsewhere are freed, one fact after the other. `crash_tests` kills processes meanwhile.
+
+#![allow(clippy::cast_possible_truncation, reason = "the numbers of these tests are small")]
+
+use bluebridge_protocol::store::{HomeLine, LineStore as _, StageError, Taken};
+use bluebridge_wire::{
+    LinePage, NodeId, Tag,
+    address::LINE_BYTES,
+    line::{LineRecord, PageContents, Part},
+};
+
+use super::*;
+
+const SPACE: Space = Space(7);
+
+#[test]
+fn memory_of_a_line_of_which_no_page_is_allocated_is_used_for_others() {
+    let mut arena = Arena::on_heap(&ArenaConfig::default(), 16);
+    let place = arena.lines_mut().reserve(1).unwrap()[0].start;
+    let part = |at: usize| match at {
+        0 => Part::First { pages: 5 },
+        1..5 => Part::Further { distance: at as u32 },
+        _ => Part::Free,
+    };
+    let colour = Some((ArenaGeneration::new(40).unwrap(), Tag(9)));
+    let record: LineRecord = core::array::from_fn(|at| LinePage {
+        part: part(at),
+        colour,
+        space: SPACE,
+        contents: PageContents::Written,
+        ..LinePage::default()
+    });
+    let home = HomeLine { node: NodeId(30), generation: colour.unwrap().0, first_page: 64 };
+    let name = (home, Taken { migration: 1, epoch: 2 });
+    assert_eq!(arena.stage(place, name, &record, &[7; LINE_BYTES]), Ok(()));
+    arena.adopt(place);
+    assert_eq!(arena.arena_usage().free_pages, 8);
+    // From the end on; the first page is the last one.
+    arena.begin_freeing(place);
+    let freeing = |arena: &Arena| {
+        let mut all = Vec::new();
+        arena.freeings(&mut |page, access, pages| all.push((page, access.tag, pages)));
+        all
+    };
+    assert_eq!(freeing(&arena), [(place, Tag(9), 5)]);
+    arena.free_part(place + 3..place + 5);
+    assert_eq!((arena.arena_usage().free_pages, freeing(&arena).len()), (8, 1));
+    arena.free_part(place..place + 3);
+    assert_eq!((arena.arena_usage().free_pages, freeing(&arena).len()), (16, 0));
+    let location = |page: u64| Location::new(colour.unwrap().0, page << PAGE_SHIFT).unwrap();
+    let access =
+        |page| Access { location: location(page), length_bytes: 1, tag: Tag(9), space: SPACE };
+    assert_eq!(arena.check(access(place)), Err(Status::NotAllocated));
+    assert_eq!(arena.length_of(access(place), 0), Err(Status::NotAllocated));
+    // It is this server's still, and goes on as a free one.
+    let line = arena.line(place).unwrap();
+    assert!(line.pages.iter().all(|page| page.part == Part::Free && page.colour == colour));
+    assert!(arena.create(SPACE, 16).is_ok(), "all memory is used");
+    arena.give(place);
+    arena.clear_given(place..place + 8);
+    let mut placed = 0;
+    arena.placed(&mut |_, _| placed += 1);
+    assert_eq!(placed, 0);
+}
+
+#[test]
+fn an_allocation_is_freed_of_which_a_line_is_elsewhere() {
+    let config = ArenaConfig { quotas: vec![(SPACE, 20)], ..ArenaConfig::default() };
+    let mut arena = Arena::on_heap(&config, 32);
+    let grant = arena.create(SPACE, 20).unwrap();
+    arena.complete(grant.location);
+    let record = arena.line(8).unwrap().pages;
+    arena.withhold(8..16, true);
+    arena.give(8);
+    arena.clear_given(8..16);
+    let access = Access { location: grant.location, length_bytes: 1, tag: grant.tag, space: SPACE };
+    for (wrong, pages, status) in [
+        (access, 19, Status::BadLength),
+        (Access { tag: Tag(grant.tag.0 + 1), ..access }, 0, Status::StaleTag),
+        (Access { space: Space(77), ..access }, 0, Status::WrongSpace),
+    ] {
+        assert_eq!(arena.length_of(wrong, pages), Err(status));
+    }
+    assert_eq!(arena.length_of(access, 0), Ok(20));
+    arena.begin_freeing(0);
+    assert!(!arena.line(0).unwrap().is_settled, "none of it is given away");
+    let home = HomeLine { node: NodeId(3), generation: ArenaGeneration::default(), first_page: 8 };
+    let name = (home, Taken { migration: 1, epoch: 2 });
+    assert!(arena.reserve_own(8..16));
+    let staged = arena.stage(8, name, &record, &[7; LINE_BYTES]);
+    assert_eq!(staged, Err(StageError::BeingFreed(0)), "it may be free at its former server");
+    arena.release(8..16);
+    arena.end_freeing(0);
+    assert_eq!(arena.usage(SPACE).used_pages, 0);
+    let again = arena.create(SPACE, 20).expect("other lines have its memory");
+    assert_ne!(again, grant);
+    assert_eq!(
+        arena.delete(Access { location: again.location, tag: again.tag, ..access }, 20),
+        Ok(20)
+    );
+    // The line comes back as the other server left it.
+    let free = record.map(|page| LinePage { part: Part::Free, ..page });
+    assert!(arena.reserve_own(8..16));
+    assert_eq!(arena.stage(8, name, &free, &[7; LINE_BYTES]), Ok(()));
+    arena.adopt(8);
+    let usage = arena.arena_usage();
+    assert_eq!((usage.used_pages, usage.free_pages), (0, 32));
+}
