@@ -15,6 +15,7 @@ mod freeing_tests;
 mod lines;
 #[cfg(test)]
 mod lines_tests;
+mod listing;
 mod pages;
 #[cfg(test)]
 mod tests;
@@ -43,7 +44,6 @@ use crate::{
     extent_tree::ExtentTree,
     kept::{PageRecord, ShardMemory},
     memory::Memory,
-    survey,
 };
 
 pub use self::pages::Damaged;
@@ -442,46 +442,6 @@ impl Arena {
             }
         }
         budget - left
-    }
-
-    /// Calls `each` for the allocations from a page on, by their first pages, until it returns
-    /// false or `budget` pages were visited (an allocation counts as one). Returns the page to
-    /// continue from, `None` at the end.
-    pub(crate) fn survey(
-        &self,
-        from: u64,
-        budget: u32,
-        each: &mut dyn FnMut(survey::Allocation) -> bool,
-    ) -> Option<u64> {
-        let mut number = index_of(from.saturating_sub(self.first_page));
-        let own = self.pages.own();
-        for _ in 0..budget {
-            if number < own.len() && self.pages.is_untouched(number / LINE_PAGES) {
-                number += LINE_PAGES - number % LINE_PAGES;
-                continue;
-            }
-            let page = own.get(number)?;
-            match page.role() {
-                Use::None => number += 1,
-                // The remaining pages of an allocation that began before.
-                Use::Body => number = number - page.link as usize + self.length_of(number),
-                Use::Head => {
-                    if let Some(grant) = self.grant_of(number) {
-                        let step = each(survey::Allocation {
-                            space: page.space(),
-                            grant,
-                            pages: page.link,
-                            creator: self.pages.creator(number),
-                        });
-                        if !step {
-                            return Some(self.first_page + number as u64);
-                        }
-                    }
-                    number += page.link as usize;
-                }
-            }
-        }
-        (number < own.len()).then(|| self.first_page + number as u64)
     }
 
     /// Pages of the allocation that a page belongs to.

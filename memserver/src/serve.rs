@@ -30,7 +30,7 @@ use crate::{
     freeings::Freeings,
     migration::{Identity, MigrationCall, Migrations},
     statistics::ShardStatistics,
-    survey::{Allocation, Survey},
+    survey::{Allocation, Lost, Survey},
 };
 
 /// The most replies that are sent in one call.
@@ -82,13 +82,17 @@ pub trait Store: PageStore {
     /// Calls `each` for the allocations from a page on, by their first pages, until it returns
     /// false or `budget` pages were visited; an allocation counts as one. Returns the page to
     /// continue from, `None` at the end. A store without a list of allocations shows none.
+    ///
+    /// `lost` are contents that other servers have lost, by their first generations: allocations of these of which the
+    /// first page is here follow.
     fn survey(
         &self,
         from: u64,
         budget: u32,
+        lost: &Lost,
         each: &mut dyn FnMut(Allocation) -> bool,
     ) -> Option<u64> {
-        let _ = (from, budget, each);
+        let _ = (from, budget, lost, each);
         None
     }
 }
@@ -114,9 +118,10 @@ impl Store for Arena {
         &self,
         from: u64,
         budget: u32,
+        lost: &Lost,
         each: &mut dyn FnMut(Allocation) -> bool,
     ) -> Option<u64> {
-        Self::survey(self, from, budget, each)
+        Self::survey(self, from, budget, lost, each)
     }
 }
 

@@ -12,7 +12,7 @@ use bluebridge_protocol::{
     responder::Responder,
     store::{Creator, Grant, StoreUsage},
 };
-use bluebridge_wire::{NodeId, Space, Status};
+use bluebridge_wire::{ArenaGeneration, NodeId, Space, Status, address::LINE_PAGES};
 
 use crate::serve::Store;
 
@@ -31,8 +31,12 @@ pub const FOUND_MAX: u32 = 1024;
 pub struct Allocation {
     /// The tenant.
     pub space: Space,
-    /// Its location and colour.
+    /// Its location at home, and its colour.
     pub grant: Grant,
+    /// Its home, if that is another server, which has lost it.
+    pub home: Option<NodeId>,
+    /// Its first page here.
+    pub first_page: u64,
     /// Its length.
     pub pages: u32,
     /// The endpoint that created it.
@@ -54,6 +58,9 @@ impl Creators {
     }
 }
 
+/// Contents that servers have lost, by their first generations.
+pub type Lost = [(NodeId, ArenaGeneration)];
+
 /// The allocations of a shard that an operator wants to list or free.
 #[derive(Clone, Debug)]
 pub struct Query {
@@ -68,6 +75,18 @@ pub struct Query {
     pub limit: u32,
     /// Whether to free them; those that are leased or wait for a CONFIRM stay.
     pub frees: bool,
+    /// Contents that other servers have lost, by their first generations: also allocations of these of which the first
+    /// page is here.
+    pub lost: Arc<Lost>,
+}
+
+impl Query {
+    /// A query for the usage of a space alone.
+    #[must_use]
+    pub fn usage(space: Space) -> Self {
+        let (creators, lost) = (Arc::default(), Arc::default());
+        Self { space, creators, from_page: 0, limit: 0, frees: false, lost }
+    }
 }
 
 /// An allocation that was found or freed.
@@ -143,7 +162,7 @@ impl Survey {
         let Self { query, findings, .. } = self;
         // Whether an allocation is leased is checked page by page.
         let mut budget = STEP_PAGES;
-        let next = store.survey(self.next_page, STEP_PAGES, &mut |allocation| {
+        let next = store.survey(self.next_page, STEP_PAGES, &query.lost, &mut |allocation| {
             if !is_wanted(query, &allocation) {
                 return true;
             }
@@ -167,18 +186,29 @@ impl Survey {
             let mut candidate = None;
             let query = &self.query;
             let budget = STEP_PAGES / STEP_FREED;
-            let next = store.survey(self.next_page, budget, &mut |allocation| {
+            let next = store.survey(self.next_page, budget, &query.lost, &mut |allocation| {
                 candidate = is_wanted(query, &allocation).then_some(allocation);
                 candidate.is_none()
             });
             let Some(allocation) = candidate else { return self.turn(next) };
             let noted = found(allocation, now, responder);
-            let purged = responder.purge(now, allocation.space, allocation.grant, store);
+            let (space, grant) = (allocation.space, allocation.grant);
+            let purged = match allocation.home {
+                None => responder.purge(now, space, grant, store),
+                Some(home) => {
+                    let at = (home, allocation.first_page);
+                    Ok(responder.purge_orphan(now, at, (space, grant), store))
+                }
+            };
             // Waiting replies must be sent first.
             let Ok(purged) = purged else { break };
             self.findings.found.push(Found { freed: Some(purged.map(|_| ())), ..noted });
             let pages = allocation.pages;
-            self.next_page = allocation.grant.location.page() + u64::from(pages);
+            self.next_page = match allocation.home {
+                None => allocation.first_page + u64::from(pages),
+                // The rest of it may be anywhere.
+                Some(_) => allocation.first_page + 1,
+            };
             freed_pages = freed_pages.saturating_add(pages);
             if freed_pages >= STEP_FREED_PAGES {
                 break;
@@ -216,8 +246,10 @@ fn is_wanted(query: &Query, allocation: &Allocation) -> bool {
 }
 
 fn found(allocation: Allocation, now: Timestamp, responder: &Responder) -> Found {
-    let first = allocation.grant.location.page();
-    let pages = first..first + u64::from(allocation.pages);
+    let first = allocation.first_page;
+    let end = first + u64::from(allocation.pages);
+    let end_of_line = first - first % LINE_PAGES as u64 + LINE_PAGES as u64;
+    let pages = first..if allocation.home.is_some() { end.min(end_of_line) } else { end };
     Found {
         allocation,
         is_leased: responder.are_leased(now, pages),

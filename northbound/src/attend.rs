@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bluebridge_wire::{NodeId, Space};
+use bluebridge_wire::{ArenaGeneration, NodeId, Space};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
@@ -15,7 +15,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use crate::membership::{Connection, Shared};
-use crate::migration::{Order, Report};
+use crate::migration::{Contents, Order, Report};
 use crate::proto;
 use crate::proto::attend_request::Body as ReplyBody;
 use crate::proto::attend_response::Body as QueryBody;
@@ -52,6 +52,8 @@ pub enum OperatorQuery {
         creators: Vec<(NodeId, RangeInclusive<u32>)>,
         /// Whether to free them.
         frees: bool,
+        /// Contents that their nodes have lost: also allocations of these of which the first page is here.
+        lost: Vec<Contents>,
     },
     /// The server's usage and refusals.
     Statistics {
@@ -378,12 +380,20 @@ fn parse(query: proto::AttendResponse) -> Result<OperatorQuery, &'static str> {
                 Ok::<_, &'static str>((NodeId(node), creators.first..=creators.last))
             };
             let creators = wanted.creators.into_iter().map(parse).collect::<Result<_, _>>()?;
+            let lost = wanted.lost.iter().map(|it| {
+                let node = u16::try_from(it.node).map_err(|_| "a node id must fit 16 bits")?;
+                let generation = u16::try_from(it.generation).ok().and_then(ArenaGeneration::new);
+                let generation = generation.ok_or("there is no such arena generation")?;
+                Ok::<_, &'static str>(Contents { node: NodeId(node), generation })
+            });
+            let lost = lost.collect::<Result<_, _>>()?;
             Ok(OperatorQuery::Survey {
                 space: space(wanted.space)?,
                 from_page: wanted.from_page,
                 limit: wanted.limit,
                 creators,
                 frees: wanted.frees,
+                lost,
             })
         }
         Some(QueryBody::Confirmation(_) | QueryBody::Migration(_)) | None => {

@@ -22,7 +22,7 @@ use crate::{
     Timestamp,
     requester::{Buffers, Completion, Failure, Migration, Operation, Output, Requester},
     responder::Responder,
-    store::{HomeLine, LineStore, PageStore, Placed, SHARD_PAGES_MAX, Taken},
+    store::{HomeLine, LineStore, PageStore, Placed, SHARD_PAGES_MAX, StageError, Taken},
 };
 
 const LINE: u64 = LINE_PAGES as u64;
@@ -454,7 +454,8 @@ impl Taker {
         let Some((index, what)) = self.operation(completion.token) else { return };
         match (self.slots[index].step, what) {
             (Step::Taking, TAKE) => {
-                self.heard_of_take(now, index, completion.result, requester, store);
+                let machines = (requester, responder);
+                self.heard_of_take(now, index, completion.result, machines, store);
             }
             (Step::Reading(count), READ..) => {
                 let slot = &mut self.slots[index];
@@ -464,7 +465,7 @@ impl Taker {
                     self.last_failure = Some(failure);
                 }
                 if count == 1 {
-                    self.stage(now, index, store);
+                    self.stage(now, index, responder, store);
                 }
             }
             (Step::Keeping, KEEP) => {
@@ -559,7 +560,7 @@ impl Taker {
         now: Timestamp,
         index: usize,
         result: Result<Output, Failure>,
-        requester: &mut Requester,
+        (requester, responder): (&mut Requester, &mut Responder),
         store: &mut S,
     ) {
         let line = self.slots[index].line;
@@ -607,12 +608,18 @@ impl Taker {
         }
         slot.step = Step::Reading(reads);
         if reads == 0 {
-            self.stage(now, index, store);
+            self.stage(now, index, responder, store);
         }
     }
 
     /// All pages were read, or not.
-    fn stage<S: PageStore + ?Sized>(&mut self, now: Timestamp, index: usize, store: &mut S) {
+    fn stage<S: PageStore + ?Sized>(
+        &mut self,
+        now: Timestamp,
+        index: usize,
+        responder: &mut Responder,
+        store: &mut S,
+    ) {
         let line = self.slots[index].line;
         let Some(place) = self.place(line) else { return self.end(index, LineState::Stays) };
         let slot = &self.slots[index];
@@ -624,6 +631,10 @@ impl Taker {
             Ok(()) => {
                 let slot = &mut self.slots[index];
                 (slot.step, slot.at, slot.pause) = (Step::Keep, now, PAUSE.0);
+            }
+            Err(StageError::FreedElsewhere(page)) => {
+                responder.free_rest(now, place + page as u64, store);
+                self.try_again(now, index, None);
             }
             Err(_) => self.try_again(now, index, None),
         }

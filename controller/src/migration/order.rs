@@ -66,6 +66,13 @@ impl Migrations {
         lost.flat_map(|of| self.rows_elsewhere(of))
     }
 
+    /// Contents of which others have pages, and that their server has lost, or for which a deputy answers.
+    pub fn lost_contents(&self) -> impl Iterator<Item = Contents> {
+        let homes = self.elsewhere.values().map(|of| of.record.home);
+        let is_lost = |home: &ContentsRecord| !self.is_present(*home) || self.has_deputy(home.id());
+        homes.filter(is_lost).map(ContentsRecord::contents)
+    }
+
     /// The order of a migration that is due, and to whom.
     fn next_order(&self, of: &Migration) -> Option<(NodeId, Order)> {
         let record = &of.record;

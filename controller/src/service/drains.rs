@@ -91,6 +91,7 @@ pub(super) async fn allocations(
         limit: ALLOCATIONS_MAX,
         creators: Vec::new(),
         frees: false,
+        lost: Vec::new(),
     };
     let asked = link.query(QueryBody::Survey(query));
     let (id, reply) = asked.ok_or_else(|| "it is overloaded".to_owned())?;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bluebridge_northbound::proto;
+use bluebridge_northbound::{migration::Contents, proto};
 use bluebridge_wire::{NodeId, Space};
 use proto::attend_request::Body as ReplyBody;
 use proto::attend_response::Body as QueryBody;
@@ -320,7 +320,8 @@ impl Operations for Operators {
             return Err(Status::invalid_argument("the limit must be 1 to 1024 allocations"));
         }
         let creators = self.incarnations(client, space, Core::incarnations).await?;
-        let query = proto::SurveyQuery { space, from_page, limit, creators, frees: false };
+        let lost = self.shared.look(lost_contents).await;
+        let query = proto::SurveyQuery { space, from_page, limit, creators, frees: false, lost };
         let ReplyBody::Survey(found) = self.query(server, space, QueryBody::Survey(query)).await?
         else {
             return Err(confused());
@@ -339,7 +340,8 @@ impl Operations for Operators {
         let creators = self.incarnations(client, space, Core::ended_incarnations).await?;
         let limit = ALLOCATIONS_MAX;
         let client: Vec<_> = creators.iter().map(|it| (it.node, it.first..=it.last)).collect();
-        let query = proto::SurveyQuery { space, from_page, limit, creators, frees: true };
+        let lost = self.shared.look(lost_contents).await;
+        let query = proto::SurveyQuery { space, from_page, limit, creators, frees: true, lost };
         let ReplyBody::Survey(found) = self.query(server, space, QueryBody::Survey(query)).await?
         else {
             return Err(confused());
@@ -484,6 +486,16 @@ fn query_refused(error: &OperatorError) -> Status {
         | OperatorError::OtherSpace { .. }
         | OperatorError::StillThere(_) => Status::failed_precondition(words),
     }
+}
+
+/// Contents of which the servers have lost the memory, or are gone: who has the first page of an allocation frees it.
+fn lost_contents(core: &Core) -> Vec<proto::Contents> {
+    let contents = core.migrations().lost_contents();
+    let message = |of: Contents| proto::Contents {
+        node: of.node.0.into(),
+        generation: of.generation.number().into(),
+    };
+    contents.map(message).collect()
 }
 
 fn confused() -> Status {

@@ -109,7 +109,7 @@ struct State {
 
 fn state(arena: &Arena, incomplete: &HashSet<u64>) -> State {
     let mut known = Known::new();
-    arena.survey(0, PAGES, &mut |allocation| {
+    arena.survey(0, PAGES, &[], &mut |allocation| {
         let Grant { location, tag } = allocation.grant;
         if incomplete.contains(&location.bits()) {
             return true;

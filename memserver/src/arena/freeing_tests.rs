@@ -35,6 +35,28 @@ fn memory_of_a_line_of_which_no_page_is_allocated_is_used_for_others() {
     assert_eq!(arena.stage(place, name, &record, &[7; LINE_BYTES]), Ok(()));
     arena.adopt(place);
     assert_eq!(arena.arena_usage().free_pages, 8);
+    // It is listed if its home has lost it, after those of this server.
+    let own = arena.create(SPACE, 2).unwrap();
+    let listed = |arena: &Arena, lost: &[(NodeId, ArenaGeneration)], budget| {
+        let (mut all, mut next) = (Vec::new(), Some(0));
+        while let Some(from) = next {
+            next = arena.survey(from, budget, lost, &mut |of| {
+                all.push((of.home, of.grant.location.page(), of.first_page, of.pages));
+                true
+            });
+        }
+        all
+    };
+    let of_own = (None, own.location.page(), own.location.page(), 2);
+    for budget in [1, 3, 1000] {
+        assert_eq!(listed(&arena, &[], budget), [of_own]);
+        let lost = [(NodeId(30), home.generation)];
+        assert_eq!(listed(&arena, &lost, budget), [of_own, (Some(NodeId(30)), 64, place, 5)]);
+        assert_eq!(listed(&arena, &[(NodeId(31), home.generation)], budget), [of_own]);
+    }
+    let of_own =
+        Access { location: own.location, length_bytes: 1, tag: own.tag, space: SPACE };
+    assert_eq!(arena.delete(of_own, 2), Ok(2));
     // From the end on; the first page is the last one.
     arena.begin_freeing(place);
     let freeing = |arena: &Arena| {
@@ -51,7 +73,7 @@ fn memory_of_a_line_of_which_no_page_is_allocated_is_used_for_others() {
     let access =
         |page| Access { location: location(page), length_bytes: 1, tag: Tag(9), space: SPACE };
     assert_eq!(arena.check(access(place)), Err(Status::NotAllocated));
-    assert_eq!(arena.length_of(access(place), 0), Err(Status::NotAllocated));
+    assert_eq!(arena.pages_of_allocation(access(place), 0), Err(Status::NotAllocated));
     // It is this server's still, and goes on as a free one.
     let line = arena.line(place).unwrap();
     assert!(line.pages.iter().all(|page| page.part == Part::Free && page.colour == colour));
@@ -79,9 +101,9 @@ fn an_allocation_is_freed_of_which_a_line_is_elsewhere() {
         (Access { tag: Tag(grant.tag.0 + 1), ..access }, 0, Status::StaleTag),
         (Access { space: Space(77), ..access }, 0, Status::WrongSpace),
     ] {
-        assert_eq!(arena.length_of(wrong, pages), Err(status));
+        assert_eq!(arena.pages_of_allocation(wrong, pages), Err(status));
     }
-    assert_eq!(arena.length_of(access, 0), Ok(20));
+    assert_eq!(arena.pages_of_allocation(access, 0), Ok(20));
     arena.begin_freeing(0);
     assert!(!arena.line(0).unwrap().is_settled, "none of it is given away");
     let home = HomeLine { node: NodeId(3), generation: ArenaGeneration::default(), first_page: 8 };
@@ -105,4 +127,32 @@ fn an_allocation_is_freed_of_which_a_line_is_elsewhere() {
     arena.adopt(8);
     let usage = arena.arena_usage();
     assert_eq!((usage.used_pages, usage.free_pages), (0, 32));
+}
+
+/// Whoever had the first page freed it while this server was away.
+#[test]
+fn an_allocation_that_was_freed_elsewhere_is_found_when_a_line_comes_home() {
+    let mut arena = Arena::on_heap(&ArenaConfig::default(), 32);
+    let grant = arena.create(SPACE, 20).unwrap();
+    arena.complete(grant.location);
+    let record = arena.line(8).unwrap().pages;
+    arena.withhold(0..24, true);
+    for line in [0, 8, 16] {
+        arena.give(line);
+    }
+    arena.clear_given(0..24);
+    assert!(arena.reserve_own(8..16));
+    let home = HomeLine { node: NodeId(3), generation: ArenaGeneration::default(), first_page: 8 };
+    let name = (home, Taken { migration: 1, epoch: 2 });
+    let free = record.map(|page| LinePage { part: Part::Free, ..page });
+    let bytes = [7; LINE_BYTES];
+    assert_eq!(arena.stage(8, name, &free, &bytes), Err(StageError::FreedElsewhere(0)));
+    // Another allocation was never there.
+    let other = record.map(|page| LinePage { colour: Some((home.generation, Tag(77))), ..page });
+    assert_eq!(arena.stage(8, name, &other, &bytes), Err(StageError::Contradiction(0)));
+    arena.begin_freeing(0);
+    arena.end_freeing(0);
+    assert_eq!(arena.stage(8, name, &free, &bytes), Ok(()));
+    arena.adopt(8);
+    assert_eq!(arena.arena_usage().free_pages, 32);
 }

@@ -354,6 +354,10 @@ impl Arena {
             let (role, link) = role_of(page.part);
             let is_same = (own.part, own.colour()) == (role, colour_of(page))
                 && (page.part == Part::Free || (own.link, own.space()) == (link, page.space));
+            // Nobody else allocates or frees it, except who has its first page while this server is away.
+            if !is_same && page.part == Part::Free && own.colour() == colour_of(page) {
+                return Err(StageError::FreedElsewhere(at));
+            }
             if !is_same {
                 return Err(StageError::Contradiction(at));
             }
@@ -610,7 +614,7 @@ impl LineStore for Arena {
         }
     }
 
-    fn length_of(&self, access: Access, pages: u32) -> Result<u32, Status> {
+    fn pages_of_allocation(&self, access: Access, pages: u32) -> Result<u32, Status> {
         self.length_anywhere(access, pages).map_err(|status| self.or_stale(access, status))
     }
 

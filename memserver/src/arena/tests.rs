@@ -10,6 +10,7 @@ use bluebridge_wire::{
 use proptest::prelude::*;
 
 use super::*;
+use crate::survey;
 
 const SPACE: Space = Space(7);
 
@@ -682,7 +683,7 @@ fn surveyed(arena: &Arena, budget: u32) -> Vec<survey::Allocation> {
     let mut found = Vec::new();
     let mut next = Some(0);
     while let Some(from) = next {
-        next = arena.survey(from, budget, &mut |allocation| {
+        next = arena.survey(from, budget, &[], &mut |allocation| {
             found.push(allocation);
             true
         });
@@ -699,7 +700,14 @@ fn every_allocation_is_shown_once_with_its_creator() {
     for (number, pages) in (1..).zip([1, 3, 8, 1, 16, 2]) {
         let grant = arena.create(SPACE, pages).unwrap();
         arena.note_creator(grant.location, creator(number));
-        expected.push(survey::Allocation { space: SPACE, grant, pages, creator: creator(number) });
+        expected.push(survey::Allocation {
+            space: SPACE,
+            grant,
+            home: None,
+            first_page: grant.location.page(),
+            pages,
+            creator: creator(number),
+        });
     }
     let freed = expected.remove(2);
     arena.delete(all(freed.grant, 8), 0).unwrap();
@@ -708,7 +716,7 @@ fn every_allocation_is_shown_once_with_its_creator() {
     }
     // An allocation for which `each` returned false is shown again from where the survey ended.
     let mut count = 0;
-    let next = arena.survey(0, 1000, &mut |_| {
+    let next = arena.survey(0, 1000, &[], &mut |_| {
         count += 1;
         count <= 2
     });
@@ -716,13 +724,13 @@ fn every_allocation_is_shown_once_with_its_creator() {
     // From a page inside an allocation the survey continues with the next one.
     let inside = expected[1].grant.location.page() + 1;
     let mut first = None;
-    arena.survey(inside, 1000, &mut |allocation| {
+    arena.survey(inside, 1000, &[], &mut |allocation| {
         first.get_or_insert(allocation);
         false
     });
     assert_eq!(first, Some(expected[2]));
-    assert_eq!(arena.survey(64, 1000, &mut |_| true), None);
-    assert_eq!(arena.survey(u64::MAX, 1000, &mut |_| true), None);
+    assert_eq!(arena.survey(64, 1000, &[], &mut |_| true), None);
+    assert_eq!(arena.survey(u64::MAX, 1000, &[], &mut |_| true), None);
 }
 
 proptest! {

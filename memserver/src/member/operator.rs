@@ -1,7 +1,6 @@
 //! Responses to queries of operators, shard by shard.
 
 use core::time::Duration;
-use std::sync::Arc;
 use std::time::Instant;
 
 use bluebridge_northbound::{OperatorQuery, OperatorReply, proto};
@@ -29,13 +28,14 @@ pub(super) fn reply(request: &OperatorQuery, node: NodeId, server: &Server) -> O
         OperatorQuery::Statistics { space } => {
             statistics(server, *space).map(OperatorReply::Statistics)
         }
-        OperatorQuery::Survey { space, from_page, limit, creators, frees } => {
+        OperatorQuery::Survey { space, from_page, limit, creators, frees, lost } => {
             let creators = creators.iter().cloned();
             let creators =
                 creators.map(|(node, incarnations)| Creators { node, incarnations }).collect();
             let limit = (*limit).min(FOUND_MAX);
-            let query =
-                Query { space: *space, creators, from_page: *from_page, limit, frees: *frees };
+            let lost = lost.iter().map(|it| (it.node, it.generation)).collect();
+            let (space, from_page, frees) = (*space, *from_page, *frees);
+            let query = Query { space, creators, from_page, limit, frees, lost };
             survey(server, node, query).map(OperatorReply::Survey)
         }
     };
@@ -105,7 +105,7 @@ fn describe(found: &Found, node: NodeId) -> proto::Allocation {
     let allocation = &found.allocation;
     let pointer = Pointer {
         space: allocation.space,
-        node,
+        node: allocation.home.unwrap_or(node),
         tag: allocation.grant.tag,
         location: allocation.grant.location,
     };
@@ -128,7 +128,7 @@ fn statistics(server: &Server, space: Space) -> Result<proto::StatisticsResponse
         ..proto::StatisticsResponse::default()
     };
     for shard in 0..server.shard_count() {
-        let query = Query { space, creators: Arc::default(), from_page: 0, limit: 0, frees: false };
+        let query = Query::usage(space);
         let left = until.saturating_duration_since(Instant::now());
         let usage = server.survey(shard, query, left)?.usage;
         total.capacity_pages += usage.capacity_pages;

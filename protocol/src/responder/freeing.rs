@@ -7,7 +7,7 @@
 use core::{ops::Range, time::Duration};
 
 use bluebridge_wire::{
-    Command, Flags, Location, NodeId, Space, Status,
+    Command, Flags, LinePage, Location, NodeId, Space, Status,
     address::{Fields, LINE_PAGES, PAGE_SHIFT},
     line::Part,
 };
@@ -314,7 +314,7 @@ impl Responder {
             // Wherever the pages are: this server knows of the allocation.
             self.check_epoch(request)?;
             self.check_authority(request)?;
-            let pages = store.lines().length_of(access(request, location, 1), length)?;
+            let pages = store.lines().pages_of_allocation(access(request, location, 1), length)?;
             if self.has_given(&(location.page()..location.page() + u64::from(pages))) {
                 return Ok(Way::Scattered(location, pages));
             }
@@ -329,7 +329,7 @@ impl Responder {
             // The home frees it.
             return Err(Status::NoAuthority.into());
         }
-        Ok(Way::Scattered(local, store.lines().length_of(access, length)?))
+        Ok(Way::Scattered(local, store.lines().pages_of_allocation(access, length)?))
     }
 
     fn delete_here<S: PageStore + ?Sized>(
@@ -403,7 +403,63 @@ impl Responder {
         Ok(())
     }
 
-    /// An operator frees an allocation of this server's own of which parts are elsewhere.
+    /// A page of an own allocation was freed elsewhere while this server was away: frees the rest of the allocation, too.
+    pub(crate) fn free_rest<S: PageStore + ?Sized>(
+        &mut self,
+        now: Timestamp,
+        page: u64,
+        store: &mut S,
+    ) {
+        let first_of_line = line_of(page) * LINE;
+        let at = usize::try_from(page - first_of_line).unwrap_or(0);
+        let line = store.lines().line(first_of_line).and_then(|line| line.pages.get(at).copied());
+        let Some(LinePage { part, colour: Some((generation, tag)), space, .. }) = line else {
+            return;
+        };
+        let distance = match part {
+            Part::Free => return,
+            Part::First { .. } => 0,
+            Part::Further { distance } => u64::from(distance),
+        };
+        let first = page.checked_sub(distance);
+        let location = first.and_then(|first| Location::new(generation, first << PAGE_SHIFT));
+        if let Some(location) = location {
+            // What is leased here is freed when the line is tried again.
+            let _ = self.purge_scattered(now, (space, Grant { location, tag }), store);
+        }
+    }
+
+    /// An operator frees an allocation that its home has lost, and of which the first page is here; returns its pages. It is
+    /// being freed from then on.
+    ///
+    /// # Errors
+    /// Why it is not: [`Status::Busy`] if a page of it is leased here.
+    pub fn purge_orphan<S: PageStore + ?Sized>(
+        &mut self,
+        now: Timestamp,
+        (home, local): (NodeId, u64),
+        (space, grant): (Space, Grant),
+        store: &mut S,
+    ) -> Result<u32, Status> {
+        if !self.has_authority(now) {
+            return Err(Status::NoAuthority);
+        }
+        let here = self.ranges.local(home, grant.location).filter(|at| at.page() == local);
+        let location = here.ok_or(Status::Moved)?;
+        if self.givings.marked(local).is_some() {
+            return Err(Status::Moved);
+        }
+        let access = Access { location, length_bytes: 1, tag: grant.tag, space };
+        let pages = store.lines().pages_of_allocation(access, 0)?;
+        if self.freeings.at(local).is_none() {
+            let freeing = Freeing { id: 0, home, grant, space, pages };
+            self.decide(now, Entry { freeing, local, waiter: None }, store)?;
+            self.counters.count(Event::AllocationPurged);
+        }
+        Ok(pages)
+    }
+
+    /// Frees an allocation of this server's own of which parts are elsewhere; nobody waits for it.
     pub(super) fn purge_scattered<S: PageStore + ?Sized>(
         &mut self,
         now: Timestamp,
@@ -411,12 +467,11 @@ impl Responder {
         store: &mut S,
     ) -> Result<u32, Status> {
         let access = Access { location: grant.location, length_bytes: 1, tag: grant.tag, space };
-        let pages = store.lines().length_of(access, 0)?;
+        let pages = store.lines().pages_of_allocation(access, 0)?;
         let local = grant.location.page();
         if self.freeings.at(local).is_none() {
             let freeing = Freeing { id: 0, home: self.node, grant, space, pages };
             self.decide(now, Entry { freeing, local, waiter: None }, store)?;
-            self.counters.count(Event::AllocationPurged);
         }
         Ok(pages)
     }

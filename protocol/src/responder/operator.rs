@@ -70,11 +70,16 @@ impl Responder {
             return Err(Status::Moved);
         }
         if self.has_given_any() || self.is_freeing_at(location.page()) {
-            let pages = store.lines().length_of(access, 0)?;
+            let pages = store.lines().pages_of_allocation(access, 0)?;
             let is_scattered =
                 self.has_given(&(location.page()..location.page() + u64::from(pages)));
             if is_scattered || self.is_freeing_at(location.page()) {
-                return self.purge_scattered(now, (space, grant), store);
+                let is_known = self.is_freeing_at(location.page());
+                let purged = self.purge_scattered(now, (space, grant), store);
+                if purged.is_ok() && !is_known {
+                    self.counters.count(Event::AllocationPurged);
+                }
+                return purged;
             }
         }
         let pages = store.allocation(access, 0)?;

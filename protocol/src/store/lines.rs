@@ -92,6 +92,10 @@ pub enum StageError {
     /// An own line comes back with other allocations than it had when it was given away.
     #[error("page {0} of the line belongs to another allocation than when it was given away")]
     Contradiction(usize),
+    /// An own line comes back of which a page is free that was allocated when it was given away: the allocation was freed
+    /// while this server was away, and the rest of it is to be freed here ([`LineStore::begin_freeing`]).
+    #[error("page {0} of the line is of an allocation that was freed elsewhere")]
+    FreedElsewhere(usize),
     /// An own line comes back that has a page of an allocation that is being freed. Try again when it is freed.
     #[error("page {0} of the line is of an allocation that is being freed")]
     BeingFreed(usize),
@@ -155,7 +159,7 @@ pub trait LineStore {
     ///
     /// # Errors
     /// Those of [`PageStore::delete`](super::PageStore::delete).
-    fn length_of(&self, access: Access, pages: u32) -> Result<u32, Status>;
+    fn pages_of_allocation(&self, access: Access, pages: u32) -> Result<u32, Status>;
 
     /// Records that the allocation that begins at a page is being freed, of which parts are at other servers. It goes on
     /// until [`Self::end_freeing`], or until its first page is [freed](Self::free_part) if that is of another server.

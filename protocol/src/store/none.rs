@@ -108,7 +108,7 @@ impl LineStore for NoPages {
 
     fn drop_staged(&mut self, _: u64) {}
 
-    fn length_of(&self, _: Access, _: u32) -> Result<u32, Status> {
+    fn pages_of_allocation(&self, _: Access, _: u32) -> Result<u32, Status> {
         Err(Status::StaleGeneration)
     }
 

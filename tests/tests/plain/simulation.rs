@@ -59,7 +59,8 @@ fn run_all(seeds: Range<u64>, plan: impl Fn(u64) -> Plan + Sync) -> (Report, Vec
 }
 
 /// Counters that no run increments, each with the reason.
-const OUT_OF_REACH: [(&str, &str, &str); 23] = [
+const OUT_OF_REACH: [(&str, &str, &str); 25] = [
+    ("answered", "Forbidden", "nobody confirms what another one allocated"),
     ("answered", "Busy", "no client leases anything in this simulation"),
     ("answered", "Internal", "the store does not fail"),
     ("answered", "LeaseLost", "no client leases anything in this simulation"),
@@ -68,6 +69,7 @@ const OUT_OF_REACH: [(&str, &str, &str); 23] = [
     ("received", "BeyondWindow", "a requester stays in its window"),
     ("received", "Busy", "no client leases anything in this simulation"),
     ("received", "Expired", "a requester has forgotten what is below its low water"),
+    ("received", "Forbidden", "nobody confirms what another one allocated"),
     ("received", "Internal", "the store does not fail"),
     ("received", "LeaseLost", "no client leases anything in this simulation"),
     ("received", "Malformed", "a requester sends nothing malformed"),

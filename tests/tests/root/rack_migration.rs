@@ -245,10 +245,34 @@ fn what_had_moved_is_found_when_its_home_lost_its_memory() {
         before.read(at(page), &mut bytes).expect("it had moved");
         assert_eq!(bytes, stamp(page, 3), "page {page}");
     }
-    // Who has the first page frees what is left.
-    after.delete(region).expect("it had moved");
+    // An operator finds it where its first page is, and who has that frees what is left.
+    let first = region.base().to_ipv6().octets().to_vec();
+    let is_it = |of: &proto::Allocation| of.pointer == first;
+    assert!(allocations(&rack, other).iter().any(is_it));
+    let request =
+        proto::PurgeRequest { server: other.0.into(), space: SPACE, ..proto::PurgeRequest::default() };
+    let purged =
+        rack.enter(Node::Switch, || operations::purge(&controller(&rack), request, PATIENCE));
+    assert!(purged.unwrap_or_else(|error| panic!("{error}")).freed_count > 0);
+    until("it is freed", || !allocations(&rack, other).iter().any(is_it));
     assert_freed(&mut after, region, [0, moved - 1]);
     assert_freed(&mut before, region, [1]);
+}
+
+/// The space of all of them.
+const SPACE: u32 = 1;
+
+/// The allocations that an operator sees at a server.
+fn allocations(rack: &TestRack, server: NodeId) -> Vec<proto::Allocation> {
+    let request = proto::AllocationsRequest {
+        server: server.0.into(),
+        space: SPACE,
+        limit: 100,
+        ..proto::AllocationsRequest::default()
+    };
+    let found =
+        rack.enter(Node::Switch, || operations::allocations(&controller(rack), request, PATIENCE));
+    found.unwrap_or_else(|error| panic!("{error}")).allocations
 }
 
 /// Pages are in no allocation.
@@ -469,6 +493,8 @@ fn a_drained_server_is_taken_away_for_good_and_no_client_sees_it() {
     // It has a session with the server, and uses no page.
     let mut idle = endpoint.open(&rack, on_home(2));
     let region = before.create((FEW * PAGE_BYTES) as u64).expect("there is room");
+    let [moving, purged] =
+        [(); 2].map(|()| before.create((FEW * PAGE_BYTES) as u64).expect("there is room"));
     let freed = before.create(PAGE_BYTES as u64).expect("there is room");
     let at = |page: usize| region.at((page * PAGE_BYTES) as u64).expect("inside");
     before.write(at(0), &stamp(0, 1)).expect("it is at home");
@@ -477,7 +503,6 @@ fn a_drained_server_is_taken_away_for_good_and_no_client_sees_it() {
     }
     let other = idle.create(PAGE_BYTES as u64).expect("there is room");
     idle.delete(other).expect("it is at home");
-    let moving = idle.create((FEW * PAGE_BYTES) as u64).expect("there is room");
     before.delete(freed).expect("it is at home");
     drain(&rack, home, false);
     await_drain(&rack, home, "the server may leave", |of| of.may_leave);
@@ -519,6 +544,12 @@ fn a_drained_server_is_taken_away_for_good_and_no_client_sees_it() {
     idle.delete(moving).expect("no client sees that its server is gone");
     assert_freed(&mut idle, moving, [0, FEW - 1]);
     assert_freed(&mut endpoint.client(&rack, 10), moving, [1]);
+    // An operator finds what is left of it at the others.
+    let all = [second, third].map(|server| allocations(&rack, server));
+    let bases: Vec<_> = all.iter().flatten().map(|of| of.pointer.clone()).collect();
+    let of = |region: Region| region.base().to_ipv6().octets().to_vec();
+    assert!(bases.contains(&of(region)) && bases.contains(&of(purged)), "{all:?}");
+    assert_eq!(bases.len(), 2, "{all:?}");
 
     // The next process of the deputy does not answer for it, and neither does the next controller know it by itself.
     let victim = format!("memserver-{deputy}");

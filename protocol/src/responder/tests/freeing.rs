@@ -36,7 +36,7 @@ impl World {
 #[test]
 pub(super) fn the_home_frees_what_others_have() {
     for is_closed in [false, true] {
-        let (mut world, [first, second, third], mut taker) = given();
+        let (mut world, [first, second, _], mut taker) = given();
         taker.move_line(&mut world, second);
         if is_closed {
             world.withdraw(MIGRATION).unwrap();

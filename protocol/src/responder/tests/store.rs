@@ -445,7 +445,7 @@ impl LineStore for PlainStore {
         }
     }
 
-    fn length_of(&self, access: Access, pages: u32) -> Result<u32, Status> {
+    fn pages_of_allocation(&self, access: Access, pages: u32) -> Result<u32, Status> {
         let range = self.allocation(access, pages)?;
         // The first page is here, and the others may be elsewhere.
         Ok((range.end - range.start) as u32)
