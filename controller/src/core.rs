@@ -65,6 +65,16 @@ pub const GATEWAY_MAC: MacAddr = MacAddr([0x02, 0xbb, 0x00, 0x00, 0x00, 0x01]);
 /// Missing heartbeats after which a node counts as silent.
 pub const HEARTBEATS_MISSED: u32 = 3;
 
+/// Missing heartbeats after which another server answers instead of one that has no page: a deputy, or a server that is
+/// drained and empty. Both may hang while their connections stay open.
+///
+/// A heartbeat comes from a thread of its own, which waits for no request and no page, and one that got no response is
+/// repeated after at most 250 ms. So a machine that is only loaded would have to give that thread nothing for
+/// four seconds, or the network would have to lose more than ten attempts in a row; time in which the controller itself
+/// was stopped does not count. It is the default deadline of an operation, and two intervals more than until a server
+/// counts as silent. If it happens nevertheless, clients open their sessions again, and nothing is lost.
+pub const HEARTBEATS_GONE: u32 = 5;
+
 /// The most arena generations that one heartbeat reserves, so that a caller that requests too many wastes few.
 pub const HEARTBEAT_GENERATIONS_MAX: u16 = 64;
 
@@ -521,6 +531,7 @@ impl Core {
         node.last_seen = now;
         let revived = !std::mem::replace(&mut node.live, true);
         if revived {
+            self.migrations.note_heard(who.node);
             self.events.push(MemberEvent::new(MemberChange::Returned, &node.record));
         }
         let mut changed = revived;
@@ -652,6 +663,14 @@ impl Core {
                 self.note(id);
             }
         }
+        let gone = self.config.heartbeat_interval * HEARTBEATS_GONE;
+        let is_gone = |node: &Node| {
+            node.record.attached
+                && !node.live
+                && now.saturating_duration_since(node.last_seen) >= gone
+        };
+        let hung = self.nodes.iter().filter(|(_, node)| is_gone(node)).map(|(id, _)| *id);
+        self.migrations.note_hung(hung.collect());
         self.tend_deputies(now);
     }
 }

@@ -1,7 +1,7 @@
 //! Deputies: servers that answer for others that are drained and gone (`docs/migration.md`, "Deputies"). `core/deputy.rs`
 //! decides when one is chosen, and which.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use bluebridge_northbound::migration::{Deputyship, EarlierRow, Order};
@@ -111,12 +111,33 @@ impl Migrations {
         found
     }
 
-    /// Whether a server has no connection any more.
+    /// Whether a server has no connection any more, or sends no heartbeats although it has one.
+    ///
+    /// Only a server that has no page is replaced because of this: a deputy, or one that is drained and empty. Of all
+    /// others the lines are lost only when they come back without them, or an operator says so.
     fn is_away(&self, now: Instant, id: NodeId) -> bool {
         self.servers.get(&id).is_none_or(|server| {
             let since = server.away_since.map(|since| now.saturating_duration_since(since));
-            !server.is_attached || server.link.is_none() && since.is_some_and(|it| it >= AWAY)
+            let is_cut_off = server.link.is_none() && since.is_some_and(|it| it >= AWAY);
+            !server.is_attached || is_cut_off || self.hung.contains(&id)
         })
+    }
+
+    /// Whether the process of a deputy that was chosen has ended, or can not be reached.
+    fn is_over(&self, now: Instant, record: &DeputyRecord) -> bool {
+        let at = self.servers.get(&record.deputy());
+        at.is_none_or(|at| at.incarnation != record.at_incarnation)
+            || self.is_away(now, record.deputy())
+    }
+
+    /// Notes all servers from which no heartbeat has come for long.
+    pub(crate) fn note_hung(&mut self, hung: BTreeSet<NodeId>) {
+        self.hung = hung;
+    }
+
+    /// A server sent a heartbeat or a report, or opened a connection.
+    pub(crate) fn note_heard(&mut self, id: NodeId) {
+        self.hung.remove(&id);
     }
 
     /// Servers that need a deputy, or another one, with the time for which each has served nothing.
@@ -140,11 +161,9 @@ impl Migrations {
         };
         found.retain(|(home, _)| is_gone(self, *home) && !self.returning.contains_key(home));
         for Deputy { record, since } in self.deputies.values() {
-            let at = self.servers.get(&record.deputy());
-            let is_over = at.is_none_or(|at| at.incarnation != record.at_incarnation)
-                || self.is_away(now, record.deputy());
             let leaves = self.is_draining(record.deputy());
-            if (is_over || leaves) && !self.returning.contains_key(&record.home()) {
+            if (self.is_over(now, record) || leaves) && !self.returning.contains_key(&record.home())
+            {
                 let passed = since.map_or(Duration::ZERO, |it| now.saturating_duration_since(it));
                 found.push((record.home(), Duration::from_millis(record.idle_ms) + passed));
             }
@@ -155,20 +174,17 @@ impl Migrations {
     /// A server wants to join again. Returns the server that still answers for it, and that must end that first.
     pub(crate) fn returns(&mut self, now: Instant, home: NodeId) -> Option<NodeId> {
         if let Some(record) = self.deputy_of(home) {
-            let deputy = record.deputy();
-            let at = self.servers.get(&deputy);
-            let is_over = at.is_none_or(|at| at.incarnation != record.at_incarnation)
-                || self.is_away(now, deputy);
-            if is_over {
+            if self.is_over(now, &record) {
                 self.dismiss(home);
             } else {
                 self.version += 1;
                 self.returning.insert(home, now);
             }
         }
-        // An earlier one may have been away when the present one was chosen.
+        // An earlier one may have been away when the present one was chosen. The switches keep clients away from one that
+        // hangs, and it is dismissed as soon as it goes on.
         let answers = |(id, server): (&NodeId, &super::Server)| {
-            let link = server.link.as_ref()?;
+            let link = server.link.as_ref().filter(|_| !self.hung.contains(id))?;
             link.deputized.contains_key(&home).then_some(*id)
         };
         self.deputy_of(home)

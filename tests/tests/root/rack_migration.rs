@@ -17,6 +17,7 @@ use bluebridge_rack::{
 use bluebridge_testkit::until;
 use bluebridge_tests::rack::{
     RackOptions, TestRack,
+    daemon::freeze,
     endpoint::{Endpoint, UdpClient},
 };
 use bluebridge_wire::{
@@ -24,6 +25,7 @@ use bluebridge_wire::{
     address::{LINE_PAGES, PAGE_BYTES},
 };
 use rand::{Rng, SeedableRng, rngs::SmallRng};
+use rustix::process::{Pid, Signal, kill_process};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 const THREADS: usize = 2;
@@ -433,6 +435,9 @@ fn await_drain(
 /// Far below the deadline of an operation: so no request waited for a server that is not there.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
+/// For how long at least the controller keeps the connection of a process that hangs.
+const CONNECTION_KEPT: Duration = Duration::from_secs(20);
+
 #[test]
 fn a_drained_server_is_taken_away_for_good_and_no_client_sees_it() {
     let options = RackOptions { servers: 3, ..RackOptions::new(DataPlane::Ebpf, "9000") };
@@ -512,6 +517,22 @@ fn a_drained_server_is_taken_away_for_good_and_no_client_sees_it() {
     use_all(&mut endpoint.client(&rack, 7), AT_ONCE);
     use_all(&mut before, AT_ONCE);
     drain(&rack, from, true);
+
+    // The deputy hangs, and the pages with it. Another server answers while the connection of the first one is still open.
+    let hung = await_drain(&rack, home, "the deputy answers", |of| !of.deputy.is_empty());
+    let pid = rack.process(&format!("memserver-{hung}")).pid;
+    freeze(pid);
+    let began = Instant::now();
+    await_drain(&rack, home, "another deputy follows", |of| {
+        !of.deputy.is_empty() && of.deputy != hung
+    });
+    assert!(began.elapsed() < CONNECTION_KEPT, "it is not the connection that showed it");
+    stale(&mut endpoint.client(&rack, 10));
+    stale(&mut before);
+    let target = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a pid");
+    kill_process(target, Signal::CONT).expect("may go on");
+    use_all(&mut endpoint.client(&rack, 11), PATIENCE);
+    use_all(&mut before, PATIENCE);
 
     rack.start_with_memory("memserver-s1");
     drain(&rack, home, true);
