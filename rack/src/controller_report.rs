@@ -140,9 +140,8 @@ pub struct NodeReport {
     pub state: &'static str,
     /// `draining` or `drained`, if an operator drains this memory node.
     pub drain: Option<&'static str>,
-    /// The memory node that answers for this one, because it is drained and gone; for people.
-    #[serde(skip)]
-    pub deputy: String,
+    /// The memory node that answers for this one, because it is drained and gone.
+    pub deputy: Option<String>,
     /// Its space.
     pub space: u16,
     /// The name of the switch to which it is connected; empty if the only switch has none.
@@ -411,8 +410,8 @@ impl NodeReport {
     /// Its state, and whether it is drained, for people.
     pub fn state_words(&self) -> String {
         let mut drain = self.drain.map_or_else(String::new, |drain| format!(", {drain}"));
-        if !self.deputy.is_empty() {
-            let _ = write!(drain, ", {} answers for it", self.deputy);
+        if let Some(deputy) = &self.deputy {
+            let _ = write!(drain, ", {deputy} answers for it");
         }
         match self.state {
             "silent" => format!("silent {} s{drain}", self.silent_ms / 1000),
@@ -449,7 +448,7 @@ impl NodeReport {
                 NodeState::Unspecified => "unknown",
             },
             drain: node.is_draining.then_some(if node.is_drained { "drained" } else { "draining" }),
-            deputy: node.deputy.clone(),
+            deputy: some(&node.deputy),
             space: space.0,
             switch: node.switch.clone(),
             switch_port: node.switch_port,
@@ -515,6 +514,23 @@ mod tests {
                 "no heartbeat from the memory server s2 for 7 s"
             ]
         );
+    }
+
+    #[test]
+    fn who_answers_for_a_server_that_is_gone_is_said() {
+        let mut gone = proto::Node {
+            is_draining: true,
+            is_drained: true,
+            deputy: "s2".to_owned(),
+            ..node("s1", Role::Memory, NodeState::Gone)
+        };
+        let report = NodeReport::of(&gone);
+        assert_eq!(report.state_words(), "gone, drained, s2 answers for it");
+        assert_eq!(serde_json::to_value(&report).expect("it is JSON")["deputy"], "s2");
+        gone.deputy.clear();
+        let report = NodeReport::of(&gone);
+        assert_eq!(report.state_words(), "gone, drained");
+        assert!(serde_json::to_value(&report).expect("it is JSON")["deputy"].is_null());
     }
 
     #[test]
