@@ -30,7 +30,7 @@ use bluebridge_wire::{Fence, NodeId};
 
 use crate::core::{Change, NodeRecord, Role};
 use deputy::Deputy;
-pub use deputy::DeputyRecord;
+pub use deputy::{Answers, DeputyRecord};
 use drain::Drain;
 pub(crate) use drain::Left;
 pub use drain::{DrainRecord, ShownDrain};

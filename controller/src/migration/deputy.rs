@@ -50,6 +50,15 @@ impl DeputyRecord {
     }
 }
 
+/// Who answers for a server that is drained and gone.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Answers {
+    /// This server, its deputy.
+    Deputy(NodeId),
+    /// Nobody: why, and what to do.
+    Nobody(String),
+}
+
 /// A deputy with what is not stored of it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deputy {
@@ -71,12 +80,68 @@ impl Migrations {
         self.deputies.get(&home).map(|deputy| deputy.record)
     }
 
+    /// Who answers for a server; `None` if that is the server itself.
+    #[must_use]
+    pub fn answers_for(&self, home: NodeId) -> Option<Answers> {
+        let name = self.name(home);
+        let Some(record) = self.deputy_of(home) else {
+            let server = self.servers.get(&home)?;
+            let is_here = server.is_attached && server.link.is_some();
+            return (self.is_empty(home) && !is_here).then(|| {
+                let why = match self.returning.contains_key(&home) {
+                    true => format!("{name} began to join again"),
+                    false => format!("{name} is gone"),
+                };
+                Answers::Nobody(format!("{why}; {}", self.successor_words(home)))
+            });
+        };
+        let deputy = self.name(record.deputy());
+        let why = match self.why_over(&record) {
+            Some(why) => format!("its deputy {deputy} {why}; {}", self.successor_words(home)),
+            None if self.answers(&record) => return Some(Answers::Deputy(record.deputy())),
+            None => format!("{deputy} was chosen, and has not confirmed yet that it answers"),
+        };
+        Some(Answers::Nobody(why))
+    }
+
+    /// Why a deputy that was chosen does not answer; `None` if it is there.
+    fn why_over(&self, record: &DeputyRecord) -> Option<&'static str> {
+        let Some(at) = self.servers.get(&record.deputy()) else { return Some("is unknown") };
+        match () {
+            () if !at.is_attached => Some("left"),
+            () if at.incarnation != record.at_incarnation => {
+                Some("was started again, and its present process does not know of this")
+            }
+            () if at.link.is_none() => Some("has no connection to the controller"),
+            () if self.hung.contains(&record.deputy()) => Some("sends no heartbeats"),
+            () => None,
+        }
+    }
+
+    /// Whether a deputy has said that it answers.
+    fn answers(&self, record: &DeputyRecord) -> bool {
+        let link = self.servers.get(&record.deputy()).and_then(|at| at.link.as_ref());
+        let known = link.and_then(|link| link.deputized.get(&record.home()));
+        known.is_some_and(|(incarnation, _)| *incarnation == record.incarnation)
+    }
+
+    /// What happens, or what to do, if nobody answers for a server.
+    fn successor_words(&self, home: NodeId) -> String {
+        if !self.deputy_candidates(home).is_empty() {
+            return "another memory server is chosen within seconds".to_owned();
+        }
+        let name = self.name(home);
+        let deputy = self.deputy_of(home).map(|of| format!(", {}", self.name(of.deputy())));
+        let deputy = deputy.unwrap_or_default();
+        format!(
+            "no other memory server of its space can take over: start {name}{deputy} or another one, or end the draining \
+             of one that runs with `bluebridge undrain`"
+        )
+    }
+
     /// Whether a server has a deputy that is there.
     pub(super) fn has_deputy(&self, home: NodeId) -> bool {
-        self.deputy_of(home).is_some_and(|record| {
-            let at = self.servers.get(&record.deputy());
-            at.is_some_and(|at| at.link.is_some() && at.incarnation == record.at_incarnation)
-        })
+        self.deputy_of(home).is_some_and(|record| self.why_over(&record).is_none())
     }
 
     /// Every deputy.
@@ -104,6 +169,7 @@ impl Migrations {
                 && server.is_attached
                 && server.contents.is_some()
                 && server.link.as_ref().is_some_and(|link| link.deputizes)
+                && !self.hung.contains(id)
                 && !self.is_draining(*id)
         };
         let mut found: Vec<_> = self.servers.keys().copied().filter(can).collect();

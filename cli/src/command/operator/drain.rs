@@ -96,6 +96,12 @@ fn words(drain: &proto::Drain) -> String {
     let name = &drain.name;
     let deputy = &drain.deputy;
     if drain.is_drained {
+        if !drain.unanswered.is_empty() {
+            let why = &drain.unanswered;
+            return format!(
+                "{name} is drained and gone, and nobody says where its pages are: {why}"
+            );
+        }
         return match (deputy.is_empty(), drain.may_leave) {
             (false, _) => format!("{name} is drained and gone: {deputy} says where its pages are"),
             (true, true) => format!(
@@ -125,6 +131,7 @@ fn document(drain: &proto::Drain) -> Value {
         "open_migrations": drain.open_migrations,
         "may_leave": drain.may_leave,
         "deputy": (!drain.deputy.is_empty()).then_some(&drain.deputy),
+        "unanswered": (!drain.unanswered.is_empty()).then_some(&drain.unanswered),
         "problem": (!drain.problem.is_empty()).then_some(&drain.problem),
     })
 }
@@ -144,6 +151,7 @@ mod tests {
             problem: "no room".to_owned(),
             may_leave: false,
             deputy: String::new(),
+            unanswered: String::new(),
         };
         assert_eq!(words(&drain), "s1 is draining: 2 migrations are open; no room");
         assert_eq!(document(&drain)["problem"], "no room");
@@ -161,5 +169,13 @@ mod tests {
         drain.deputy = "s2".to_owned();
         assert_eq!(words(&drain), "s1 is drained and gone: s2 says where its pages are");
         assert_eq!(document(&drain)["deputy"], "s2");
+        assert_eq!(document(&drain)["unanswered"], Value::Null);
+        drain.deputy.clear();
+        drain.unanswered = "its deputy s2 left; start it".to_owned();
+        assert_eq!(
+            words(&drain),
+            "s1 is drained and gone, and nobody says where its pages are: its deputy s2 left; start it"
+        );
+        assert_eq!(document(&drain)["unanswered"], "its deputy s2 left; start it");
     }
 }

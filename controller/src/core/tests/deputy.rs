@@ -9,7 +9,7 @@ use rand::{Rng as _, SeedableRng as _};
 
 use super::drain::{CAPACITY, Rack, S1, S2, S3};
 use super::*;
-use crate::migration::Stage;
+use crate::migration::{Answers, Stage};
 
 impl Rack {
     /// All servers can stop allocating, and answer for others.
@@ -371,6 +371,52 @@ fn a_server_that_began_to_come_back_and_died_gets_a_deputy_again() {
     assert_eq!(rack.deputy(S1), None, "it may be about to join");
     rack.pass(Duration::from_secs(2));
     assert_eq!(rack.deputy(S1), Some(S2));
+}
+
+#[test]
+fn that_nobody_answers_is_said_with_the_reason_and_what_to_do() {
+    let nobody = |rack: &Rack| match rack.core.migrations().answers_for(S1) {
+        Some(Answers::Nobody(why)) => why,
+        other => panic!("{other:?}"),
+    };
+    let to_do = "no other memory server of its space can take over: start s1, s2 or another one, or end the draining of \
+                 one that runs with `bluebridge undrain`";
+    let mut rack = Rack::new(&[900, 400]).with_abilities();
+    rack.core.drain(S1);
+    rack.run(&[S1]);
+    rack.pass(Duration::ZERO);
+    assert_eq!(rack.core.migrations().answers_for(S1), None, "it is there");
+    rack.leave(S1);
+    assert_eq!(nobody(&rack), "s2 was chosen, and has not confirmed yet that it answers");
+    rack.obey(S2);
+    assert_eq!(rack.core.migrations().answers_for(S1), Some(Answers::Deputy(S2)));
+    rack.away.insert(S2);
+    rack.pass(Duration::from_secs(5));
+    assert_eq!(nobody(&rack), format!("its deputy s2 sends no heartbeats; {to_do}"));
+    rack.core.migrations_mut().disconnect(S2, 2);
+    assert_eq!(
+        nobody(&rack),
+        format!("its deputy s2 has no connection to the controller; {to_do}")
+    );
+    rack.leave(S2);
+    assert_eq!(nobody(&rack), format!("its deputy s2 left; {to_do}"));
+    // One that is there helps.
+    let third = join(&mut rack.core, rack.now, &memory("s3", 3, CAPACITY));
+    rack.core.migrations_mut().connect(third.id(), third.node.into(), true);
+    rack.note_abilities(third.id());
+    assert_eq!(nobody(&rack), "its deputy s2 left; another memory server is chosen within seconds");
+    rack.pass(Duration::ZERO);
+    rack.obey(third.id());
+    assert_eq!(rack.core.migrations().answers_for(S1), Some(Answers::Deputy(third.id())));
+
+    // Without any other server no deputy is chosen at all.
+    let mut rack = Rack::new(&[900, 400]).with_abilities();
+    rack.core.drain(S2);
+    rack.core.drain(S1);
+    rack.run(&[S1]);
+    rack.leave(S1);
+    let to_do = to_do.replace("s1, s2 or", "s1 or");
+    assert_eq!(nobody(&rack), format!("s1 is gone; {to_do}"));
 }
 
 /// Otherwise nobody would answer for it if its next process died before it has joined.
