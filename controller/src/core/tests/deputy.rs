@@ -9,7 +9,7 @@ use rand::{Rng as _, SeedableRng as _};
 
 use super::drain::{CAPACITY, Rack, S1, S2, S3};
 use super::*;
-use crate::migration::{Answers, Stage};
+use crate::migration::{Answers, Stage, Wanted};
 
 impl Rack {
     /// All servers can stop allocating, and answer for others.
@@ -338,6 +338,32 @@ fn what_moves_on_is_learned_by_the_deputy_before_its_server_forgets_it() {
     let [Order::Deputize(of)] = &orders[..] else { panic!("{orders:?}") };
     assert_eq!(of.rows.iter().map(|row| row.at).collect::<Vec<_>>(), [Some(s4)]);
     rack.run(&[S3]);
+}
+
+#[test]
+fn what_others_have_of_a_server_that_is_gone_can_move() {
+    let mut rack = drained();
+    rack.leave(S1);
+    let wanted = |pages| Wanted { home: S1, space: SPACE, generation: None, pages, taker: S2 };
+    rack.obey(S2);
+    let refused = rack.core.migrate(&wanted(Some(64..128)));
+    let text = refused.unwrap_err().to_string();
+    assert_eq!(text, "s1 is drained and gone, and no server has any of these pages");
+    // A range of which the rest is nowhere, and then all.
+    for (pages, moved) in [(Some(56..200), 56), (None, 0)] {
+        let ids = rack.core.migrate(&wanted(pages.clone())).unwrap();
+        assert_eq!(ids.len(), 1, "{pages:?}");
+        for _ in 0..20 {
+            [S2, S3].iter().for_each(|id| rack.obey(*id));
+        }
+        assert_eq!([moved, 63].map(|page| rack.at(S1, page)), [S2; 2], "{pages:?}");
+    }
+    let stages: Vec<_> = rack.core.migrations().iter().map(|of| of.record.stage).collect();
+    assert!(stages.iter().all(|stage| *stage == Stage::Closed), "{stages:?}");
+    assert!(rack.core.migrate(&wanted(None)).is_err(), "all is there");
+    let home = Wanted { taker: S1, ..wanted(None) };
+    let refused = rack.core.migrate(&home).unwrap_err().to_string();
+    assert_eq!(refused, "memory server s1 has no connection to the controller now");
 }
 
 #[test]
