@@ -466,8 +466,8 @@ fn a_drained_server_is_taken_away_for_good_and_no_client_sees_it() {
     await_drain(&rack, home, "the server may leave", |of| of.may_leave);
     // Nothing is lost with it from now on.
     let refused = before.create(PAGE_BYTES as u64);
-    let is_full = |error: &Error| matches!(error, Error::Refused { status, .. } if *status == Status::OutOfMemory);
-    assert!(refused.as_ref().is_err_and(is_full), "{refused:?}");
+    let is_drained = |error: &Error| matches!(error, Error::Drained { node } if *node == home);
+    assert!(refused.as_ref().is_err_and(is_drained), "{refused:?}");
     rack.kill("memserver-s1");
 
     let mut change = 1;
