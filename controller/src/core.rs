@@ -277,6 +277,17 @@ pub enum MemberError {
         /// The current incarnation.
         current: u32,
     },
+    /// It was drained and gone, so another server answers for it under a later incarnation.
+    #[error(
+        "{name} was drained and gone, so the memory server {by} answers for it, and this process is no member any more; \
+         start it again: {by} then stops answering"
+    )]
+    Deputized {
+        /// The server's name.
+        name: String,
+        /// Its deputy.
+        by: String,
+    },
     /// It left, was silent for too long, or another endpoint took its port.
     #[error("node {0} left or was removed after a long silence; join again")]
     Gone(u16),
@@ -583,7 +594,14 @@ impl Core {
         let (caller, current) = (who.incarnation, record.incarnation);
         // A successor that did not show the token has another one; the predecessor must get this reason.
         if caller < current {
-            return Err(MemberError::Stale { node, caller, current });
+            let deputy = self.migrations.deputy_of(who.node).map(|of| of.deputy());
+            return Err(match deputy {
+                Some(deputy) => MemberError::Deputized {
+                    name: self.migrations.name(who.node),
+                    by: self.migrations.name(deputy),
+                },
+                None => MemberError::Stale { node, caller, current },
+            });
         }
         // The token in an old store is an old one, so this comes before its comparison.
         if caller > current {

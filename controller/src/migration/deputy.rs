@@ -65,11 +65,13 @@ pub(super) struct Deputy {
     pub(super) record: DeputyRecord,
     /// When it was chosen, or the controller started.
     since: Option<Instant>,
+    /// Whether it has said that it answers.
+    is_confirmed: bool,
 }
 
 impl Deputy {
     pub(super) const fn new(record: DeputyRecord) -> Self {
-        Self { record, since: None }
+        Self { record, since: None, is_confirmed: false }
     }
 }
 
@@ -154,7 +156,8 @@ impl Migrations {
         self.version += 1;
         self.is_moved = true;
         self.returning.remove(&record.home());
-        self.deputies.insert(record.home(), Deputy { record, since: Some(now) });
+        let deputy = Deputy { since: Some(now), ..Deputy::new(record) };
+        self.deputies.insert(record.home(), deputy);
         self.changes.push(Change::Deputy(record));
     }
 
@@ -226,7 +229,7 @@ impl Migrations {
             this.drain_of(home).is_some_and(|drain| drain.is_done) && this.is_away(now, home)
         };
         found.retain(|(home, _)| is_gone(self, *home) && !self.returning.contains_key(home));
-        for Deputy { record, since } in self.deputies.values() {
+        for Deputy { record, since, .. } in self.deputies.values() {
             let leaves = self.is_draining(record.deputy());
             if (self.is_over(now, record) || leaves) && !self.returning.contains_key(&record.home())
             {
@@ -281,6 +284,39 @@ impl Migrations {
             (link.deputizes, link.is_sealed) = (true, is_sealed);
             link.deputized = deputized.into_iter().map(|(home, of)| (home, (of, 0))).collect();
         }
+        self.confirm_deputies();
+    }
+
+    /// Notes which deputies have said that they answer.
+    fn confirm_deputies(&mut self) {
+        let records = self.deputies().filter(|record| self.answers(record));
+        for home in records.map(|record| record.home()).collect::<Vec<_>>() {
+            if let Some(deputy) = self.deputies.get_mut(&home) {
+                deputy.is_confirmed = true;
+            }
+        }
+    }
+
+    /// What must happen before a drained server may be taken away, although it has nothing: others must answer for the
+    /// servers for which it did.
+    pub(super) fn handover(&self, node: NodeId) -> Option<String> {
+        let space = self.servers.get(&node)?.space;
+        let is_of_space = |home| self.servers.get(&home).is_some_and(|it| it.space == space);
+        let others = self
+            .deputies
+            .values()
+            .filter(|of| of.record.home() != node && is_of_space(of.record.home()));
+        others.into_iter().find_map(|of| {
+            let home = self.name(of.record.home());
+            if of.record.deputy() == node {
+                let has_next = !self.deputy_candidates(of.record.home()).is_empty();
+                return has_next.then(|| format!("another server must answer for {home} first"));
+            }
+            // One that has ended is replaced itself, or no other server can do it.
+            let is_awaited = !of.is_confirmed && self.why_over(&of.record).is_none();
+            let deputy = self.name(of.record.deputy());
+            is_awaited.then(|| format!("{deputy} must confirm first that it answers for {home}"))
+        })
     }
 
     /// The orders to a server that are about allocations and deputies.
@@ -384,6 +420,7 @@ impl Migrations {
         if let Some(link) = link {
             link.deputized.insert(home, (incarnation, version));
         }
+        self.confirm_deputies();
     }
 
     pub(super) fn note_dismissed(&mut self, from: NodeId, home: NodeId, incarnation: u32) {
@@ -438,7 +475,7 @@ impl Migrations {
     /// A server that is drained joined again: its new process allocates until it is told not to.
     pub(super) fn note_rejoined(&mut self, record: &NodeRecord) {
         if let Some(drain) = self.drains.get_mut(&record.id()) {
-            (drain.wants_seal, drain.sealed_pass) = (false, None);
+            drain.begin_again();
         }
         self.note_drained(record.id(), false);
         self.returning.remove(&record.id());

@@ -63,7 +63,8 @@ pub(in crate::command) fn run(options: Drain, global: Global) -> anyhow::Result<
                 output::text(&words(&now))?;
             }
         }
-        if now.is_drained || no_wait {
+        // Nothing is left; others may have to answer for a server first for which this one did.
+        if now.is_drained && now.problem.is_empty() || no_wait {
             return Ok(Exit::Ok);
         }
         shown = Some(now);
@@ -107,6 +108,10 @@ fn words(drain: &proto::Drain) -> String {
             (true, true) => format!(
                 "{name} is drained: it serves and allocates nothing, and may be stopped, or taken away for good; \
                  another server then says where its pages are"
+            ),
+            (true, false) if !drain.problem.is_empty() => format!(
+                "{name} is drained: it serves nothing, and must go on running for a moment: {}",
+                drain.problem
             ),
             (true, false) => format!(
                 "{name} is drained: it serves nothing, and must go on running to say where its pages are, \
@@ -161,6 +166,11 @@ mod tests {
         assert_eq!(words(&drain), "s1 is draining: 1 migration is open");
         (drain.is_drained, drain.open_migrations) = (true, 0);
         assert!(words(&drain).ends_with("because no other server can"));
+        drain.problem = "s3 must confirm first that it answers for s2".to_owned();
+        assert!(
+            words(&drain).ends_with("for a moment: s3 must confirm first that it answers for s2")
+        );
+        drain.problem.clear();
         drain.may_leave = true;
         assert!(words(&drain).contains("may be stopped, or taken away for good"));
         let shown = document(&drain);

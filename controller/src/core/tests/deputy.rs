@@ -151,7 +151,9 @@ fn another_server_answers_for_one_that_is_drained_and_gone() {
     assert_eq!(rack.core.migrations().orders(S2), []);
     // A heartbeat of the process that was replaced.
     let stale = rack.core.heartbeat(rack.now, member(&before), 0);
-    assert!(matches!(stale, Err(MemberError::Stale { .. })), "{stale:?}");
+    let words = "s1 was drained and gone, so the memory server s2 answers for it, and this process is no member any more; \
+                 start it again: s2 then stops answering";
+    assert_eq!(stale.unwrap_err().to_string(), words);
 }
 
 #[test]
@@ -257,7 +259,7 @@ fn a_drained_server_that_hangs_is_replaced_like_one_that_was_killed() {
     rack.pass(Duration::from_millis(100));
     assert_eq!((rack.deputy(S1), rack.leads(S1)), (Some(S2), (Some(2), vec![2])));
     let late = rack.core.heartbeat(rack.now, member(&before), 0);
-    assert!(matches!(late, Err(MemberError::Stale { .. })), "{late:?}");
+    assert!(matches!(late, Err(MemberError::Deputized { .. })), "{late:?}");
 }
 
 /// Its lines are lost only when it comes back without them, or an operator says so.
@@ -341,6 +343,51 @@ fn what_moves_on_is_learned_by_the_deputy_before_its_server_forgets_it() {
 }
 
 #[test]
+fn a_drained_deputy_stays_until_its_successor_has_confirmed() {
+    let mut rack = drained();
+    rack.leave(S1);
+    rack.obey(S2);
+    rack.core.drain(S2);
+    rack.step(S2);
+    rack.obey(S2);
+    assert!(!rack.step(S2) && rack.step(S2), "it has nothing");
+    let shown = |rack: &Rack| {
+        let drain = rack.core.migrations().drain_of(S2).unwrap();
+        (drain.may_leave, drain.problem)
+    };
+    let waits = |words: &str| (false, Some(words.to_owned()));
+    assert_eq!(shown(&rack), waits("another server must answer for s1 first"));
+    rack.pass(Duration::ZERO);
+    assert_eq!(rack.deputy(S1), Some(S3));
+    assert_eq!(shown(&rack), waits("s3 must confirm first that it answers for s1"));
+    rack.obey(S2);
+    assert_eq!(shown(&rack), waits("s3 must confirm first that it answers for s1"));
+    rack.obey(S3);
+    assert_eq!(shown(&rack), (true, None));
+    // The next controller asks again.
+    rack.restart();
+    rack.note_abilities(S2);
+    assert!(!shown(&rack).0);
+    let answers = BTreeMap::from([(S1, rack.core.node(S1).unwrap().record.incarnation)]);
+    rack.core.migrations_mut().note_abilities(S3, 3, false, answers);
+    assert_eq!(shown(&rack), (true, None));
+}
+
+#[test]
+fn what_kept_the_last_process_from_being_drained_is_forgotten() {
+    let mut rack = Rack::new(&[900, 4, 7]).with_abilities();
+    rack.own.insert(S1, vec![0..64]);
+    rack.core.drain(S1);
+    rack.step(S1);
+    let problem = rack.problem(S1);
+    assert!(problem.as_ref().is_some_and(|it| it.contains("has room")), "{problem:?}");
+    rack.come_back(S1).unwrap();
+    assert_eq!(rack.problem(S1), None, "nothing was tried since");
+    rack.step(S1);
+    assert_eq!(rack.problem(S1), problem, "it is found again");
+}
+
+#[test]
 fn what_others_have_of_a_server_that_is_gone_can_move() {
     let mut rack = drained();
     rack.leave(S1);
@@ -372,7 +419,9 @@ fn a_server_that_comes_back_waits_until_its_deputy_has_ended() {
     rack.leave(S1);
     rack.obey(S2);
     let refused = rack.come_back(S1);
-    assert!(matches!(refused, Err(JoinError::Deputized { .. })), "{refused:?}");
+    let words = "the memory server s2 answers for s1, which was drained and gone, and has not confirmed yet that it \
+                 stops; try again, and if this goes on, see the log of s2";
+    assert_eq!(refused.unwrap_err().to_string(), words);
     let incarnation = rack.core.migrations().deputy_of(S1).unwrap().incarnation;
     assert_eq!(rack.core.migrations().orders(S2), [Order::Dismiss { home: S1, incarnation }]);
     assert!(rack.come_back(S1).is_err(), "it has not ended");
