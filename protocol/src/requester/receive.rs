@@ -1,7 +1,8 @@
 //! Which replies are trusted, and how each status is handled.
 
 use bluebridge_wire::{
-    Command, Datagram, NoMemory, NodeId, Pointer, Status, Usage, line::LINE_RECORD_BYTES, tlv::TlvType,
+    Command, Datagram, NoMemory, NodeId, Pointer, Status, Usage, line::LINE_RECORD_BYTES,
+    tlv::TlvType,
 };
 
 use super::{
@@ -71,8 +72,11 @@ impl Requester {
             self.return_astray(now, index);
             return;
         }
-        // A restarted server reports the lost session under its new incarnation.
-        if reply.header.incarnation != entry.incarnation && status != Status::NoSession {
+        // A restarted server reports the lost session under its new incarnation. A process that was replaced before the
+        // session was opened knows nothing of it, but the one that has it may have executed the request.
+        let said_by = reply.header.incarnation;
+        let is_of_next = status == Status::NoSession && said_by > entry.incarnation;
+        if said_by != entry.incarnation && !is_of_next {
             self.counters.count(Event::ReplyUntrusted);
             return;
         }
