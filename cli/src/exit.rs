@@ -289,6 +289,7 @@ fn of_exec(error: &ExecError) -> Exit {
 fn of_operation(error: &Error) -> Exit {
     match error {
         Error::Busy { .. }
+        | Error::Drained { .. }
         | Error::Expelled { .. }
         | Error::PastEnd { .. }
         | Error::Refused { .. } => Exit::Refused,

@@ -5,7 +5,7 @@ use core::time::Duration;
 use bluebridge_protocol::requester::{Operation, Output, Server};
 use bluebridge_transport::Transport;
 use bluebridge_wire::{
-    NodeId, Region, Status,
+    NodeId, Region,
     address::{LINE_BYTES, PAGE_BYTES},
 };
 
@@ -87,7 +87,7 @@ impl<T: Transport> Client<T> {
                 let (first, second) = self.places.draw_two().ok_or(Error::NoMemoryNode)?;
                 let (better, worse) = self.compare(first, second);
                 match self.allocate_at(better, pages, &operation, data) {
-                    Err(Error::Refused { status: Status::OutOfMemory, .. }) if worse != better => {
+                    Err(error) if error.is_of_full_server() && worse != better => {
                         self.allocate_at(worse, pages, &operation, data)
                     }
                     result => result,

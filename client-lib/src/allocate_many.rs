@@ -2,7 +2,7 @@
 
 use bluebridge_protocol::requester::{Operation, Output, Server};
 use bluebridge_transport::Transport;
-use bluebridge_wire::{Region, Status, address::LINE_BYTES};
+use bluebridge_wire::{Region, address::LINE_BYTES};
 
 use crate::{
     allocate::{allocated, pages},
@@ -105,8 +105,7 @@ impl<T: Transport> Client<T> {
         }
         self.driver.run(&mut Creations(requests), self.deadline)?;
         for request in requests {
-            let is_full =
-                matches!(request.result, Err(Error::Refused { status: Status::OutOfMemory, .. }));
+            let is_full = request.result.as_ref().is_err_and(Error::is_of_full_server);
             if is_full && request.placement == Placement::TwoChoices {
                 request.result = if request.data.is_empty() {
                     self.create_at(request.bytes, request.placement)

@@ -51,6 +51,14 @@ pub enum Error {
         #[source]
         cause: Arc<dyn error::Error + Send + Sync>,
     },
+    /// The memory server allocates nothing, because an operator drained it; nothing was done.
+    #[error(
+        "node {node} is drained by an operator and allocates nothing; allocate on another node"
+    )]
+    Drained {
+        /// The server.
+        node: NodeId,
+    },
     /// The controller does not count this endpoint as a member any more, so no node responds to it: another
     /// process joined under its name, or it sent no heartbeat for too long.
     #[error(
@@ -208,7 +216,8 @@ impl Error {
             Self::PartlyCommitted { cause, .. } => cause.fault(),
             Self::Carrier { .. } | Self::Unreachable { .. } => Fault::Network,
             Self::NoMemoryNode | Self::TooManyHops { .. } => Fault::Controller,
-            Self::OutcomeUnknown { responding: true, .. }
+            Self::Drained { .. }
+            | Self::OutcomeUnknown { responding: true, .. }
             | Self::TimedOut { .. }
             | Self::Violation { .. } => Fault::Server,
             Self::OutcomeUnknown { responding: false, .. } => Fault::Network,
@@ -247,6 +256,7 @@ impl Error {
             Self::TooManyOperations => 18,
             Self::PastEnd { .. } => 19,
             Self::Expelled { .. } => 20,
+            Self::Drained { .. } => 21,
             Self::Refused { status, .. } => 256 + *status as u16,
         }
     }
@@ -284,6 +294,7 @@ impl Error {
                 Some(pointer) => Self::Busy { pointer, owner, remaining_ms },
                 None => Self::TimedOut { node: owner },
             },
+            Failure::Drained { node } => Self::Drained { node },
             Failure::LeaseLost { node, how, owner } => match pointer {
                 Some(pointer) => {
                     Self::LeaseLost { pointer, how, owner: owner.map(|(node, _)| node) }
@@ -332,6 +343,11 @@ impl Error {
             Some(pointer) => Self::PastEnd { pointer },
             None => self,
         }
+    }
+
+    /// Whether a server has no memory for an allocation, so that another one may have some.
+    pub(crate) const fn is_of_full_server(&self) -> bool {
+        matches!(self, Self::Drained { .. } | Self::Refused { status: Status::OutOfMemory, .. })
     }
 
     /// The pointer at which nothing is allocated that the caller may use, if that is the error.

@@ -65,6 +65,16 @@ pub const GATEWAY_MAC: MacAddr = MacAddr([0x02, 0xbb, 0x00, 0x00, 0x00, 0x01]);
 /// Missing heartbeats after which a node counts as silent.
 pub const HEARTBEATS_MISSED: u32 = 3;
 
+/// Missing heartbeats after which another server answers instead of one that has no page: a deputy, or a server that is
+/// drained and empty. Both may hang while their connections stay open.
+///
+/// A heartbeat comes from a thread of its own, which waits for no request and no page, and one that got no response is
+/// repeated after at most 250 ms. So a machine that is only loaded would have to give that thread nothing for
+/// four seconds, or the network would have to lose more than ten attempts in a row; time in which the controller itself
+/// was stopped does not count. It is the default deadline of an operation, and two intervals more than until a server
+/// counts as silent. If it happens nevertheless, clients open their sessions again, and nothing is lost.
+pub const HEARTBEATS_GONE: u32 = 5;
+
 /// The most arena generations that one heartbeat reserves, so that a caller that requests too many wastes few.
 pub const HEARTBEAT_GENERATIONS_MAX: u16 = 64;
 
@@ -266,6 +276,17 @@ pub enum MemberError {
         caller: u32,
         /// The current incarnation.
         current: u32,
+    },
+    /// It was drained and gone, so another server answers for it under a later incarnation.
+    #[error(
+        "{name} was drained and gone, so the memory server {by} answers for it, and this process is no member any more; \
+         start it again: {by} then stops answering"
+    )]
+    Deputized {
+        /// The server's name.
+        name: String,
+        /// Its deputy.
+        by: String,
     },
     /// It left, was silent for too long, or another endpoint took its port.
     #[error("node {0} left or was removed after a long silence; join again")]
@@ -521,6 +542,7 @@ impl Core {
         node.last_seen = now;
         let revived = !std::mem::replace(&mut node.live, true);
         if revived {
+            self.migrations.note_heard(who.node);
             self.events.push(MemberEvent::new(MemberChange::Returned, &node.record));
         }
         let mut changed = revived;
@@ -572,7 +594,14 @@ impl Core {
         let (caller, current) = (who.incarnation, record.incarnation);
         // A successor that did not show the token has another one; the predecessor must get this reason.
         if caller < current {
-            return Err(MemberError::Stale { node, caller, current });
+            let deputy = self.migrations.deputy_of(who.node).map(|of| of.deputy());
+            return Err(match deputy {
+                Some(deputy) => MemberError::Deputized {
+                    name: self.migrations.name(who.node),
+                    by: self.migrations.name(deputy),
+                },
+                None => MemberError::Stale { node, caller, current },
+            });
         }
         // The token in an old store is an old one, so this comes before its comparison.
         if caller > current {
@@ -652,6 +681,14 @@ impl Core {
                 self.note(id);
             }
         }
+        let gone = self.config.heartbeat_interval * HEARTBEATS_GONE;
+        let is_gone = |node: &Node| {
+            node.record.attached
+                && !node.live
+                && now.saturating_duration_since(node.last_seen) >= gone
+        };
+        let hung = self.nodes.iter().filter(|(_, node)| is_gone(node)).map(|(id, _)| *id);
+        self.migrations.note_hung(hung.collect());
         self.tend_deputies(now);
     }
 }

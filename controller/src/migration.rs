@@ -30,7 +30,7 @@ use bluebridge_wire::{Fence, NodeId};
 
 use crate::core::{Change, NodeRecord, Role};
 use deputy::Deputy;
-pub use deputy::DeputyRecord;
+pub use deputy::{Answers, DeputyRecord};
 use drain::Drain;
 pub(crate) use drain::Left;
 pub use drain::{DrainRecord, ShownDrain};
@@ -192,6 +192,8 @@ pub struct Migrations {
     deputies: BTreeMap<NodeId, Deputy>,
     /// Servers that came back and wait for their deputies to end, and since when.
     returning: BTreeMap<NodeId, Instant>,
+    /// Servers from which no heartbeat has come for so long that another one answers in place of a deputy among them.
+    hung: BTreeSet<NodeId>,
     changes: Vec<Change>,
     /// Whether where pages are may have changed.
     is_moved: bool,
@@ -252,6 +254,9 @@ impl Migrations {
         let incarnation = now.incarnation;
         let is_another = before.is_some_and(|before| before.incarnation != incarnation);
         self.servers.insert(id, now);
+        if is_another {
+            self.note_heard(id);
+        }
         if is_another && record.attached {
             self.note_rejoined(record);
         }
@@ -279,6 +284,7 @@ impl Migrations {
     /// A server opened a connection; what an earlier one still brings is ignored.
     pub fn connect(&mut self, server: NodeId, number: u64, migrates: bool) {
         self.version += 1;
+        self.note_heard(server);
         if let Some(server) = self.servers.get_mut(&server) {
             server.link = Some(Link {
                 number,

@@ -436,7 +436,9 @@ fn member_refused(error: &MemberError) -> Status {
     match error {
         MemberError::Unknown(_) => Status::not_found(text),
         MemberError::Ahead { .. } => Status::data_loss(text),
-        MemberError::Gone(_) | MemberError::Stale { .. } => Status::failed_precondition(text),
+        MemberError::Deputized { .. } | MemberError::Gone(_) | MemberError::Stale { .. } => {
+            Status::failed_precondition(text)
+        }
         MemberError::WrongToken(_) => Status::permission_denied(text),
     }
 }

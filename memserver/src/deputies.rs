@@ -87,6 +87,8 @@ impl Deputy {
         let mut store = NoPages::up_to(of.last_generation);
         responder.begin(now, &mut store);
         responder.set_idle_before(of.idle);
+        // It allocates nothing, for the same reason as the server did not.
+        responder.set_sealed(true);
         Some(Self { home: of.home, incarnation: of.incarnation, responder, store })
     }
 

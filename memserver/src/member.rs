@@ -5,6 +5,7 @@
 //! server's configuration, and [`Member::start`] starts it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bluebridge_northbound::{
@@ -38,9 +39,10 @@ const RESERVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Why a member no longer serves. It still runs: [`Member::stop`] ends it in order.
 #[derive(Debug, thiserror::Error)]
 pub enum MemberError {
-    /// The controller expelled this incarnation, or another server joined under the same name.
-    #[error("the controller gave this server's place to another; restart it to join again")]
-    Expelled,
+    /// The controller expelled this incarnation, and said why: another process joined under the name, or another server
+    /// answers for this one, which was drained and gone.
+    #[error("this server is no member of the rack any more ({0}); restart it to join again")]
+    Expelled(Arc<str>),
     /// A serving core ended by itself; only a failed carrier causes this.
     #[error("a serving core ended by itself; stopping the server returns its error")]
     ShardEnded,
@@ -193,7 +195,9 @@ impl Member {
             return Err(MemberError::ShardEnded);
         }
         if rack.connection == Connection::Expelled {
-            return Err(MemberError::Expelled);
+            let expulsion = self.membership.expulsion();
+            let reason = expulsion.get().cloned();
+            return Err(MemberError::Expelled(reason.unwrap_or_else(|| Arc::from("no reason"))));
         }
         if rack.range_epoch != self.applied.range_epoch
             && is_ordered(self.server.set_authority(authority(rack.range_epoch)))?

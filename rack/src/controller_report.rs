@@ -140,9 +140,10 @@ pub struct NodeReport {
     pub state: &'static str,
     /// `draining` or `drained`, if an operator drains this memory node.
     pub drain: Option<&'static str>,
-    /// The memory node that answers for this one, because it is drained and gone; for people.
-    #[serde(skip)]
-    pub deputy: String,
+    /// The memory node that answers for this one, because it is drained and gone.
+    pub deputy: Option<String>,
+    /// Why none answers although it is drained and gone, and what to do.
+    pub unanswered: Option<String>,
     /// Its space.
     pub space: u16,
     /// The name of the switch to which it is connected; empty if the only switch has none.
@@ -377,7 +378,15 @@ impl ControllerReport {
                 node.silent_ms / 1000
             )
         });
-        switches.chain(misplaced).chain(silent).collect()
+        switches.chain(misplaced).chain(silent).chain(self.unanswered()).collect()
+    }
+
+    /// The servers that are drained and gone, and for which nobody answers, as sentences.
+    pub fn unanswered(&self) -> impl Iterator<Item = String> {
+        self.nodes.iter().filter_map(|node| {
+            let why = node.unanswered.as_ref()?;
+            Some(format!("nobody answers for {}, which is drained and gone: {why}", node.name))
+        })
     }
 
     /// The state of the members and the switches, in lines.
@@ -411,8 +420,11 @@ impl NodeReport {
     /// Its state, and whether it is drained, for people.
     pub fn state_words(&self) -> String {
         let mut drain = self.drain.map_or_else(String::new, |drain| format!(", {drain}"));
-        if !self.deputy.is_empty() {
-            let _ = write!(drain, ", {} answers for it", self.deputy);
+        if let Some(deputy) = &self.deputy {
+            let _ = write!(drain, ", {deputy} answers for it");
+        }
+        if self.unanswered.is_some() {
+            drain.push_str(", nobody answers for it");
         }
         match self.state {
             "silent" => format!("silent {} s{drain}", self.silent_ms / 1000),
@@ -449,7 +461,8 @@ impl NodeReport {
                 NodeState::Unspecified => "unknown",
             },
             drain: node.is_draining.then_some(if node.is_drained { "drained" } else { "draining" }),
-            deputy: node.deputy.clone(),
+            deputy: some(&node.deputy),
+            unanswered: some(&node.unanswered),
             space: space.0,
             switch: node.switch.clone(),
             switch_port: node.switch_port,
@@ -514,6 +527,31 @@ mod tests {
                 "the switch tor1 is not up to date",
                 "no heartbeat from the memory server s2 for 7 s"
             ]
+        );
+    }
+
+    #[test]
+    fn who_answers_for_a_server_that_is_gone_is_said() {
+        let mut gone = proto::Node {
+            is_draining: true,
+            is_drained: true,
+            deputy: "s2".to_owned(),
+            ..node("s1", Role::Memory, NodeState::Gone)
+        };
+        let report = NodeReport::of(&gone);
+        assert_eq!(report.state_words(), "gone, drained, s2 answers for it");
+        assert_eq!(serde_json::to_value(&report).expect("it is JSON")["deputy"], "s2");
+        gone.deputy.clear();
+        let report = NodeReport::of(&gone);
+        assert_eq!(report.state_words(), "gone, drained");
+        assert!(serde_json::to_value(&report).expect("it is JSON")["deputy"].is_null());
+        gone.unanswered = "its deputy s2 left; start s2".to_owned();
+        assert_eq!(NodeReport::of(&gone).state_words(), "gone, drained, nobody answers for it");
+        let nodes = vec![gone];
+        let status = proto::StatusResponse { nodes, ..proto::StatusResponse::default() };
+        assert_eq!(
+            ControllerReport::of(&status).faults(),
+            ["nobody answers for s1, which is drained and gone: its deputy s2 left; start s2"]
         );
     }
 

@@ -292,6 +292,7 @@ fn problems_of_controller(controller: &ControllerReport, daemons: &[DaemonReport
         let state = switch.state;
         problems.push(format!("the switch's tables are not as desired: {state}{reason}"));
     }
+    problems.extend(controller.unanswered());
     // A daemon that does not run, or is stopped, is a problem already.
     let servers = daemons.iter().filter(|it| it.running && it.ready && !it.stopped);
     for daemon in servers.filter(|it| it.name.starts_with(MEMORY_SERVER)) {

@@ -342,7 +342,7 @@ statuses! {
     Unaligned = 22, Requester, "the pointer is not aligned for this operation";
     /// The length is zero, too large, or crosses a line.
     BadLength = 23, Requester, "the length is zero, too large, or crosses a line";
-    /// The arena has no room.
+    /// The arena has no room, or gives none ([`NoMemory`] in `detail`).
     OutOfMemory = 24, Responder, "the server is out of memory";
     /// The space's share of the arena is used up.
     QuotaExceeded = 25, Requester, "the space's quota is used up";
@@ -377,6 +377,34 @@ impl Status {
     #[must_use]
     pub const fn is_ok(self) -> bool {
         matches!(self, Self::Ok)
+    }
+}
+
+/// Why a server has no memory for an allocation: `detail` of OUT_OF_MEMORY (docs/protocol.md, section 6).
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[repr(u8)]
+pub enum NoMemory {
+    /// It is full, or does not say why.
+    #[default]
+    Full = 0,
+    /// An operator drained it, so it allocates nothing, whatever is free or freed.
+    Drained = 1,
+}
+
+impl NoMemory {
+    /// The reason with this code. One that version 1 does not have says no more than the status.
+    #[must_use]
+    pub const fn from_code(code: u32) -> Self {
+        match code {
+            1 => Self::Drained,
+            _ => Self::Full,
+        }
+    }
+
+    /// The code on the wire.
+    #[must_use]
+    pub const fn code(self) -> u32 {
+        self as u32
     }
 }
 

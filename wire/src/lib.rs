@@ -35,7 +35,7 @@ pub use address::{
     ArenaGeneration, Destination, EndpointAddress, Location, NodeId, Pointer, PointerError, Region,
     ReplySource, Space, Tag,
 };
-pub use command::{Command, Fault, LeaseEnd, Status, WireCommand};
+pub use command::{Command, Fault, LeaseEnd, NoMemory, Status, WireCommand};
 pub use copy::{CopyError, ReplyCopy};
 pub use datagram::{Datagram, DatagramError, seal};
 pub use header::{Features, Flags, Header, HeaderError, HeaderView};

@@ -40,6 +40,7 @@ fn all() -> Vec<Error> {
         Error::TooManyOperations,
         Error::PastEnd { pointer: pointer() },
         Error::Expelled { reason: "another came".into(), outcome_unknown: true },
+        Error::Drained { node: NODE },
     ];
     errors.extend(Status::ALL.iter().map(|&status| Error::Refused {
         status,
@@ -104,6 +105,16 @@ fn a_full_server_is_not_said_to_need_freed_memory_alone() {
     assert!(full.contains("less at once or on another node") && full.contains("retired"), "{full}");
     let full = refused(Status::QuotaExceeded);
     assert!(full.contains("only the latter helps if the space's pages are retired"), "{full}");
+}
+
+#[test]
+fn a_drained_server_is_not_said_to_be_full() {
+    let error = Error::of_failure(Failure::Drained { node: NODE }, None, None);
+    assert!(error.is_of_full_server(), "another server is tried");
+    let text = error.to_string();
+    let expected =
+        "node 9 is drained by an operator and allocates nothing; allocate on another node";
+    assert_eq!((text.as_str(), error.fault()), (expected, Fault::Server));
 }
 
 #[test]

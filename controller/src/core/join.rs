@@ -103,8 +103,11 @@ pub enum JoinError {
         /// The endpoint that has it.
         by: String,
     },
-    /// A server answers for the caller, which was gone, and ends that now. Temporary.
-    #[error("the memory server {by} still answers for {name}, and ends that now; try again")]
+    /// A server answers for the caller, which was gone, and was told to end that. Temporary.
+    #[error(
+        "the memory server {by} answers for {name}, which was drained and gone, and has not confirmed yet that it stops; \
+         try again, and if this goes on, see the log of {by}"
+    )]
     Deputized {
         /// The caller's name.
         name: String,

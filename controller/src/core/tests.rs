@@ -6,6 +6,7 @@ use super::*;
 use crate::migration::rebalance::RebalanceRecord;
 
 mod budget;
+mod deputy;
 mod drain;
 mod identity;
 mod members;

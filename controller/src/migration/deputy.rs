@@ -1,7 +1,7 @@
 //! Deputies: servers that answer for others that are drained and gone (`docs/migration.md`, "Deputies"). `core/deputy.rs`
 //! decides when one is chosen, and which.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use bluebridge_northbound::migration::{Deputyship, EarlierRow, Order};
@@ -50,17 +50,28 @@ impl DeputyRecord {
     }
 }
 
+/// Who answers for a server that is drained and gone.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Answers {
+    /// This server, its deputy.
+    Deputy(NodeId),
+    /// Nobody: why, and what to do.
+    Nobody(String),
+}
+
 /// A deputy with what is not stored of it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deputy {
     pub(super) record: DeputyRecord,
     /// When it was chosen, or the controller started.
     since: Option<Instant>,
+    /// Whether it has said that it answers.
+    is_confirmed: bool,
 }
 
 impl Deputy {
     pub(super) const fn new(record: DeputyRecord) -> Self {
-        Self { record, since: None }
+        Self { record, since: None, is_confirmed: false }
     }
 }
 
@@ -71,12 +82,68 @@ impl Migrations {
         self.deputies.get(&home).map(|deputy| deputy.record)
     }
 
+    /// Who answers for a server; `None` if that is the server itself.
+    #[must_use]
+    pub fn answers_for(&self, home: NodeId) -> Option<Answers> {
+        let name = self.name(home);
+        let Some(record) = self.deputy_of(home) else {
+            let server = self.servers.get(&home)?;
+            let is_here = server.is_attached && server.link.is_some();
+            return (self.is_empty(home) && !is_here).then(|| {
+                let why = match self.returning.contains_key(&home) {
+                    true => format!("{name} began to join again"),
+                    false => format!("{name} is gone"),
+                };
+                Answers::Nobody(format!("{why}; {}", self.successor_words(home)))
+            });
+        };
+        let deputy = self.name(record.deputy());
+        let why = match self.why_over(&record) {
+            Some(why) => format!("its deputy {deputy} {why}; {}", self.successor_words(home)),
+            None if self.answers(&record) => return Some(Answers::Deputy(record.deputy())),
+            None => format!("{deputy} was chosen, and has not confirmed yet that it answers"),
+        };
+        Some(Answers::Nobody(why))
+    }
+
+    /// Why a deputy that was chosen does not answer; `None` if it is there.
+    fn why_over(&self, record: &DeputyRecord) -> Option<&'static str> {
+        let Some(at) = self.servers.get(&record.deputy()) else { return Some("is unknown") };
+        match () {
+            () if !at.is_attached => Some("left"),
+            () if at.incarnation != record.at_incarnation => {
+                Some("was started again, and its present process does not know of this")
+            }
+            () if at.link.is_none() => Some("has no connection to the controller"),
+            () if self.hung.contains(&record.deputy()) => Some("sends no heartbeats"),
+            () => None,
+        }
+    }
+
+    /// Whether a deputy has said that it answers.
+    fn answers(&self, record: &DeputyRecord) -> bool {
+        let link = self.servers.get(&record.deputy()).and_then(|at| at.link.as_ref());
+        let known = link.and_then(|link| link.deputized.get(&record.home()));
+        known.is_some_and(|(incarnation, _)| *incarnation == record.incarnation)
+    }
+
+    /// What happens, or what to do, if nobody answers for a server.
+    fn successor_words(&self, home: NodeId) -> String {
+        if !self.deputy_candidates(home).is_empty() {
+            return "another memory server is chosen within seconds".to_owned();
+        }
+        let name = self.name(home);
+        let deputy = self.deputy_of(home).map(|of| format!(", {}", self.name(of.deputy())));
+        let deputy = deputy.unwrap_or_default();
+        format!(
+            "no other memory server of its space can take over: start {name}{deputy} or another one, or end the draining \
+             of one that runs with `bluebridge undrain`"
+        )
+    }
+
     /// Whether a server has a deputy that is there.
     pub(super) fn has_deputy(&self, home: NodeId) -> bool {
-        self.deputy_of(home).is_some_and(|record| {
-            let at = self.servers.get(&record.deputy());
-            at.is_some_and(|at| at.link.is_some() && at.incarnation == record.at_incarnation)
-        })
+        self.deputy_of(home).is_some_and(|record| self.why_over(&record).is_none())
     }
 
     /// Every deputy.
@@ -89,7 +156,8 @@ impl Migrations {
         self.version += 1;
         self.is_moved = true;
         self.returning.remove(&record.home());
-        self.deputies.insert(record.home(), Deputy { record, since: Some(now) });
+        let deputy = Deputy { since: Some(now), ..Deputy::new(record) };
+        self.deputies.insert(record.home(), deputy);
         self.changes.push(Change::Deputy(record));
     }
 
@@ -104,6 +172,7 @@ impl Migrations {
                 && server.is_attached
                 && server.contents.is_some()
                 && server.link.as_ref().is_some_and(|link| link.deputizes)
+                && !self.hung.contains(id)
                 && !self.is_draining(*id)
         };
         let mut found: Vec<_> = self.servers.keys().copied().filter(can).collect();
@@ -111,12 +180,33 @@ impl Migrations {
         found
     }
 
-    /// Whether a server has no connection any more.
+    /// Whether a server has no connection any more, or sends no heartbeats although it has one.
+    ///
+    /// Only a server that has no page is replaced because of this: a deputy, or one that is drained and empty. Of all
+    /// others the lines are lost only when they come back without them, or an operator says so.
     fn is_away(&self, now: Instant, id: NodeId) -> bool {
         self.servers.get(&id).is_none_or(|server| {
             let since = server.away_since.map(|since| now.saturating_duration_since(since));
-            !server.is_attached || server.link.is_none() && since.is_some_and(|it| it >= AWAY)
+            let is_cut_off = server.link.is_none() && since.is_some_and(|it| it >= AWAY);
+            !server.is_attached || is_cut_off || self.hung.contains(&id)
         })
+    }
+
+    /// Whether the process of a deputy that was chosen has ended, or can not be reached.
+    fn is_over(&self, now: Instant, record: &DeputyRecord) -> bool {
+        let at = self.servers.get(&record.deputy());
+        at.is_none_or(|at| at.incarnation != record.at_incarnation)
+            || self.is_away(now, record.deputy())
+    }
+
+    /// Notes all servers from which no heartbeat has come for long.
+    pub(crate) fn note_hung(&mut self, hung: BTreeSet<NodeId>) {
+        self.hung = hung;
+    }
+
+    /// A server sent a heartbeat or a report, or opened a connection.
+    pub(crate) fn note_heard(&mut self, id: NodeId) {
+        self.hung.remove(&id);
     }
 
     /// Servers that need a deputy, or another one, with the time for which each has served nothing.
@@ -139,12 +229,10 @@ impl Migrations {
             this.drain_of(home).is_some_and(|drain| drain.is_done) && this.is_away(now, home)
         };
         found.retain(|(home, _)| is_gone(self, *home) && !self.returning.contains_key(home));
-        for Deputy { record, since } in self.deputies.values() {
-            let at = self.servers.get(&record.deputy());
-            let is_over = at.is_none_or(|at| at.incarnation != record.at_incarnation)
-                || self.is_away(now, record.deputy());
+        for Deputy { record, since, .. } in self.deputies.values() {
             let leaves = self.is_draining(record.deputy());
-            if (is_over || leaves) && !self.returning.contains_key(&record.home()) {
+            if (self.is_over(now, record) || leaves) && !self.returning.contains_key(&record.home())
+            {
                 let passed = since.map_or(Duration::ZERO, |it| now.saturating_duration_since(it));
                 found.push((record.home(), Duration::from_millis(record.idle_ms) + passed));
             }
@@ -155,20 +243,17 @@ impl Migrations {
     /// A server wants to join again. Returns the server that still answers for it, and that must end that first.
     pub(crate) fn returns(&mut self, now: Instant, home: NodeId) -> Option<NodeId> {
         if let Some(record) = self.deputy_of(home) {
-            let deputy = record.deputy();
-            let at = self.servers.get(&deputy);
-            let is_over = at.is_none_or(|at| at.incarnation != record.at_incarnation)
-                || self.is_away(now, deputy);
-            if is_over {
+            if self.is_over(now, &record) {
                 self.dismiss(home);
             } else {
                 self.version += 1;
                 self.returning.insert(home, now);
             }
         }
-        // An earlier one may have been away when the present one was chosen.
+        // An earlier one may have been away when the present one was chosen. The switches keep clients away from one that
+        // hangs, and it is dismissed as soon as it goes on.
         let answers = |(id, server): (&NodeId, &super::Server)| {
-            let link = server.link.as_ref()?;
+            let link = server.link.as_ref().filter(|_| !self.hung.contains(id))?;
             link.deputized.contains_key(&home).then_some(*id)
         };
         self.deputy_of(home)
@@ -199,6 +284,39 @@ impl Migrations {
             (link.deputizes, link.is_sealed) = (true, is_sealed);
             link.deputized = deputized.into_iter().map(|(home, of)| (home, (of, 0))).collect();
         }
+        self.confirm_deputies();
+    }
+
+    /// Notes which deputies have said that they answer.
+    fn confirm_deputies(&mut self) {
+        let records = self.deputies().filter(|record| self.answers(record));
+        for home in records.map(|record| record.home()).collect::<Vec<_>>() {
+            if let Some(deputy) = self.deputies.get_mut(&home) {
+                deputy.is_confirmed = true;
+            }
+        }
+    }
+
+    /// What must happen before a drained server may be taken away, although it has nothing: others must answer for the
+    /// servers for which it did.
+    pub(super) fn handover(&self, node: NodeId) -> Option<String> {
+        let space = self.servers.get(&node)?.space;
+        let is_of_space = |home| self.servers.get(&home).is_some_and(|it| it.space == space);
+        let others = self
+            .deputies
+            .values()
+            .filter(|of| of.record.home() != node && is_of_space(of.record.home()));
+        others.into_iter().find_map(|of| {
+            let home = self.name(of.record.home());
+            if of.record.deputy() == node {
+                let has_next = !self.deputy_candidates(of.record.home()).is_empty();
+                return has_next.then(|| format!("another server must answer for {home} first"));
+            }
+            // One that has ended is replaced itself, or no other server can do it.
+            let is_awaited = !of.is_confirmed && self.why_over(&of.record).is_none();
+            let deputy = self.name(of.record.deputy());
+            is_awaited.then(|| format!("{deputy} must confirm first that it answers for {home}"))
+        })
     }
 
     /// The orders to a server that are about allocations and deputies.
@@ -302,6 +420,7 @@ impl Migrations {
         if let Some(link) = link {
             link.deputized.insert(home, (incarnation, version));
         }
+        self.confirm_deputies();
     }
 
     pub(super) fn note_dismissed(&mut self, from: NodeId, home: NodeId, incarnation: u32) {
@@ -356,7 +475,7 @@ impl Migrations {
     /// A server that is drained joined again: its new process allocates until it is told not to.
     pub(super) fn note_rejoined(&mut self, record: &NodeRecord) {
         if let Some(drain) = self.drains.get_mut(&record.id()) {
-            (drain.wants_seal, drain.sealed_pass) = (false, None);
+            drain.begin_again();
         }
         self.note_drained(record.id(), false);
         self.returning.remove(&record.id());

@@ -82,6 +82,16 @@ impl Drain {
     }
 }
 
+impl Drain {
+    /// The server has another process, which allocates until it is told not to. What kept the last one from going on may
+    /// be over.
+    pub(super) fn begin_again(&mut self) {
+        (self.wants_seal, self.sealed_pass) = (false, None);
+        self.problem = None;
+        self.failed.clear();
+    }
+}
+
 /// A server that is drained, in the view of operators.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ShownDrain {
@@ -91,7 +101,7 @@ pub struct ShownDrain {
     pub is_done: bool,
     /// Migrations away from it, or to it, that are open.
     pub open_count: usize,
-    /// Why it does not go on, if it does not.
+    /// Why it does not go on, if it does not, or what must happen before it may be taken away.
     pub problem: Option<String>,
     /// Whether it may be taken away: another server answers for it then.
     pub may_leave: bool,
@@ -158,8 +168,9 @@ impl Migrations {
         let problem = if is_connected { self.drain_problem(node) } else { Some(away()) };
         let is_done = drain.is_done && open_count == 0;
         let has_deputy = self.has_deputy(node) || !self.deputy_candidates(node).is_empty();
-        let may_leave = is_done && drain.record.empty && has_deputy;
-        let problem = problem.filter(|_| !is_done);
+        let handover = self.handover(node);
+        let may_leave = is_done && drain.record.empty && has_deputy && handover.is_none();
+        let problem = if is_done { handover } else { problem };
         Some(ShownDrain { node, is_done, open_count, problem, may_leave })
     }
 

@@ -80,6 +80,7 @@ impl Migrations {
             return Ok(());
         }
         self.version += 1;
+        self.note_heard(from);
         if let Report::Lost { node, began } = report {
             self.note_aware(from, node, began.number());
             self.advance();

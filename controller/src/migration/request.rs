@@ -75,6 +75,12 @@ pub enum MigrateError {
         /// The home's name.
         server: String,
     },
+    /// The home is drained and gone, and no other server has any of the pages.
+    #[error("{server} is drained and gone, and no server has any of these pages")]
+    NothingElsewhere {
+        /// The home's name.
+        server: String,
+    },
     /// The pages are there already.
     #[error("{server} serves these pages already")]
     Already {
@@ -168,15 +174,19 @@ impl Migrations {
             return Err(MigrateError::Unsettled { server: server() });
         }
         let is_here = self.is_present(home);
+        // A home that has a deputy is gone and has no page: what is not elsewhere is nowhere. All of its addresses are looked
+        // at, because what others have may be at any of them.
+        let is_gone = self.deputy_of(wanted.home).is_some();
         if wanted.taker == wanted.home && !is_here {
             return Err(MigrateError::LostHome { server: server() });
         }
         let taker = taker_server.contents.ok_or(MigrateError::NoServer(wanted.taker.0))?;
         let mut parts = Vec::new();
         let (mut is_lost, mut there) = (false, Vec::new());
-        for pages in self.rows_of(home_server, wanted, is_here)? {
+        for pages in self.rows_of(home_server, wanted, is_here && !is_gone)? {
             for (part, giver) in self.givers(home, &pages) {
                 match giver {
+                    Some(giver) if giver == home && is_gone => {}
                     None => is_lost = true,
                     Some(giver) if giver == taker => there.push((part, giver)),
                     Some(giver) => parts.push((part, giver)),
@@ -191,6 +201,9 @@ impl Migrations {
                 return Err(MigrateError::Already { server: taker_server.name.clone() });
             }
             (0, false, true) => return Err(MigrateError::Lost { server: server() }),
+            (0, false, false) if is_gone => {
+                return Err(MigrateError::NothingElsewhere { server: server() });
+            }
             (0, ..) => {
                 let (first, last) = (0, 0);
                 return Err(MigrateError::OutOfRange { server: server(), first, last });

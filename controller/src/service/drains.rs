@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 
 use super::operations::{ALLOCATIONS_MAX, Link, REPLY_WAIT};
 use crate::core::{Core, DrainStep};
-use crate::migration::ShownDrain;
+use crate::migration::{Answers, ShownDrain};
 use crate::shared::SharedState;
 
 /// How often a server is looked after.
@@ -123,15 +123,20 @@ pub(super) fn list(core: &Core) -> Vec<proto::Drain> {
     core.migrations().drains().map(|drain| message(core, drain)).collect()
 }
 
-/// The name of the server that answers for another one; empty if none does.
-pub(super) fn deputy_name(core: &Core, home: NodeId) -> String {
-    let deputy = core.migrations().deputy_of(home).and_then(|of| core.node(of.deputy()));
-    deputy.map_or_else(String::new, |node| node.record.name.clone())
+/// The name of the server that answers for another one, which is gone, or why none does and what to do. Both are empty if
+/// the server is there.
+pub(super) fn answers_for(core: &Core, home: NodeId) -> (String, String) {
+    match core.migrations().answers_for(home) {
+        Some(Answers::Deputy(deputy)) => (core.migrations().name(deputy), String::new()),
+        Some(Answers::Nobody(why)) => (String::new(), why),
+        None => Default::default(),
+    }
 }
 
 fn message(core: &Core, drain: ShownDrain) -> proto::Drain {
     let ShownDrain { node, is_done, open_count, problem, may_leave } = drain;
     let record = core.node(node).map(|node| &node.record);
+    let (deputy, unanswered) = answers_for(core, node);
     proto::Drain {
         server: node.0.into(),
         name: record.map_or_else(String::new, |record| record.name.clone()),
@@ -140,6 +145,7 @@ fn message(core: &Core, drain: ShownDrain) -> proto::Drain {
         open_migrations: u32::try_from(open_count).unwrap_or(u32::MAX),
         problem: problem.unwrap_or_default(),
         may_leave,
-        deputy: deputy_name(core, node),
+        deputy,
+        unanswered,
     }
 }

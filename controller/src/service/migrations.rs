@@ -130,7 +130,9 @@ const fn stage(stage: Stage) -> proto::MigrationStage {
 pub(super) fn refused(error: &MigrateError) -> Status {
     let words = error.to_string();
     match error {
-        MigrateError::NoServer(_) | MigrateError::NoContents { .. } => Status::not_found(words),
+        MigrateError::NoServer(_)
+        | MigrateError::NoContents { .. }
+        | MigrateError::NothingElsewhere { .. } => Status::not_found(words),
         MigrateError::OutOfRange { .. } | MigrateError::Scattered => {
             Status::invalid_argument(words)
         }

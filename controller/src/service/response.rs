@@ -111,10 +111,12 @@ fn describe(core: &Core, node: &Node) -> proto::Node {
     };
     let silent = Instant::now().saturating_duration_since(node.last_seen);
     let drain = core.migrations().drain_of(record.id());
+    let (deputy, unanswered) = super::drains::answers_for(core, record.id());
     proto::Node {
         is_draining: drain.is_some(),
         is_drained: drain.is_some_and(|drain| drain.is_done),
-        deputy: super::drains::deputy_name(core, record.id()),
+        deputy,
+        unanswered,
         node: record.node.into(),
         name: record.name.clone(),
         role: role.into(),

@@ -181,7 +181,7 @@ fn an_expelled_member_returns_an_error_and_does_not_leave_for_its_successor() {
     controller.script().expels = true;
     let deadline = Instant::now() + Duration::from_secs(20);
     let served = member.serve_until(|| Instant::now() > deadline);
-    assert!(matches!(served, Err(MemberError::Expelled)), "{served:?}");
+    assert!(matches!(served, Err(MemberError::Expelled(_))), "{served:?}");
     assert_eq!(Peer::open(client, 4096).ping(), Status::Ok, "requests in flight are served");
     member.stop().expect("no shard failed");
     assert_eq!(controller.script().leave_count, 0);

@@ -2,7 +2,7 @@
 
 use bluebridge_wire::{Datagram, Pointer, Status};
 
-use super::{Event, Failure, NONE, Place, Requester, Server, Stage};
+use super::{Event, Failure, NONE, Place, Requester, Server, Stage, receive::refusal};
 use crate::{Timestamp, pieces::Cut};
 
 /// How often another node is tried when one has no room.
@@ -62,7 +62,7 @@ impl Requester {
                 self.ops[index].link.place = Place::Flight;
                 self.start_anywhere(index);
             }
-            _ => self.fail(index, Failure::Refused { status, node: reply.from.node }),
+            _ => self.fail(index, refusal(status, reply)),
         }
     }
 

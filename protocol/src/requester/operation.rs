@@ -434,6 +434,12 @@ pub enum Failure {
         /// Milliseconds that were left at the home's last reply.
         remaining_ms: u16,
     },
+    /// The server allocates nothing, because an operator drained it; nothing was done. Use another one.
+    #[error("node {node} is drained and allocates nothing")]
+    Drained {
+        /// The server.
+        node: NodeId,
+    },
     /// The lease is no longer held; the operation did nothing. Start again with an UPDATE.
     #[error("node {node} refused, because {how}; start again with an update")]
     LeaseLost {

@@ -1,7 +1,8 @@
 //! Which replies are trusted, and how each status is handled.
 
 use bluebridge_wire::{
-    Command, Datagram, NodeId, Pointer, Status, Usage, line::LINE_RECORD_BYTES, tlv::TlvType,
+    Command, Datagram, NoMemory, NodeId, Pointer, Status, Usage, line::LINE_RECORD_BYTES,
+    tlv::TlvType,
 };
 
 use super::{
@@ -71,8 +72,11 @@ impl Requester {
             self.return_astray(now, index);
             return;
         }
-        // A restarted server reports the lost session under its new incarnation.
-        if reply.header.incarnation != entry.incarnation && status != Status::NoSession {
+        // A restarted server reports the lost session under its new incarnation. A process that was replaced before the
+        // session was opened knows nothing of it, but the one that has it may have executed the request.
+        let said_by = reply.header.incarnation;
+        let is_of_next = status == Status::NoSession && said_by > entry.incarnation;
+        if said_by != entry.incarnation && !is_of_next {
             self.counters.count(Event::ReplyUntrusted);
             return;
         }
@@ -128,7 +132,7 @@ impl Requester {
     ) {
         let op = &self.ops[index];
         let (peer, node) = (op.route.peer, reply.from.node);
-        let refusal = Failure::Refused { status, node };
+        let refusal = refusal(status, reply);
         match status {
             Status::Ok => self.handle_ok(now, index, reply, buffers),
             Status::Incomplete if op.is_train() => self.repair_train(index, reply),
@@ -172,7 +176,7 @@ impl Requester {
             }
             // Where the line is now is the taker's business, and not this operation's.
             _ if is_about_page(status) && op.operation.giver().is_some() => {
-                self.refuse(index, status, node);
+                self.refuse(index, status, refusal);
             }
             _ if is_about_page(status) && op.is_read_by_page() => {
                 self.handle_page_refusal(now, index, status, reply);
@@ -184,15 +188,14 @@ impl Requester {
             _ if is_before_record(status) && op.request.sent_count > op.train_length() => {
                 self.fail(index, refusal);
             }
-            _ => self.refuse(index, status, node),
+            _ => self.refuse(index, status, refusal),
         }
     }
 
     /// The server refused the whole request and did nothing of it. The effects of earlier requests
     /// of the operation remain.
-    fn refuse(&mut self, index: u16, status: Status, node: NodeId) {
+    fn refuse(&mut self, index: u16, status: Status, refusal: Failure) {
         let op = &mut self.ops[index];
-        let refusal = Failure::Refused { status, node };
         if !op.may_be_applied {
             self.finish(index, Err(refusal));
         } else if matches!(op.operation, Operation::Write { .. } | Operation::Zero { .. }) {
@@ -369,6 +372,15 @@ impl Requester {
         } else {
             self.finish(index, Err(Failure::Refused { status, node }));
         }
+    }
+}
+
+/// What a refusal of the whole request means to its caller.
+pub(super) fn refusal(status: Status, reply: &Datagram<'_>) -> Failure {
+    let node = reply.from.node;
+    match (status, NoMemory::from_code(reply.header.detail)) {
+        (Status::OutOfMemory, NoMemory::Drained) => Failure::Drained { node },
+        _ => Failure::Refused { status, node },
     }
 }
 

@@ -1,7 +1,7 @@
 //! CREATE and ALLOC_WRITE, in a session and anywhere, and CONFIRM (`docs/protocol.md`, section 6).
 
 use bluebridge_wire::{
-    Command, Flags, Header, Location, Status,
+    Command, Flags, Header, Location, NoMemory, Status,
     address::{LINE_BYTES, PAGE_SHIFT},
 };
 
@@ -306,8 +306,11 @@ impl Responder {
         Ok(grant)
     }
 
-    const fn check_sealed(&self) -> Result<(), Status> {
-        if self.is_sealed { Err(Status::OutOfMemory) } else { Ok(()) }
+    fn check_sealed(&self) -> Result<(), Refusal> {
+        if !self.is_sealed {
+            return Ok(());
+        }
+        Err(Refusal { detail: NoMemory::Drained.code(), ..Status::OutOfMemory.into() })
     }
 }
 

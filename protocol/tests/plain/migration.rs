@@ -173,6 +173,32 @@ fn scenarios() -> Vec<Scenario> {
             s.faults.wipes[1] = 1;
         })
         .with(chain),
+        scenario("the home comes back", &[&[Create, ReadOwn]], |s| {
+            (s.lines, s.has_free_line) = (2, true);
+            (s.faults.leaves, s.faults.returns, s.faults.late_answers) = (1, 1, 3);
+            s.faults.crashes[0] = 1;
+        }),
+        scenario("the home comes back empty", &[&[Add(0, 0), Create, ReadOwn]], |s| {
+            (s.lines, s.has_free_line) = (2, true);
+            (s.faults.leaves, s.faults.empty_returns) = (1, 1);
+        }),
+        scenario("the home comes back, and its line", &[&[Add(0, 0), Read(0, 0)]], |s| {
+            (s.faults.leaves, s.faults.returns, s.faults.losses) = (1, 1, 1);
+        })
+        .with(back),
+        scenario("the home comes back, its line has moved on", &[&[Add(0, 0), Read(0, 0)]], |s| {
+            (s.faults.leaves, s.faults.returns, s.faults.copies) = (1, 1, 1);
+        })
+        .with(chain),
+        scenario("one deputy after another", &[&[Add(0, 0), Read(0, 0)]], |s| {
+            (s.faults.leaves, s.faults.successors, s.faults.late_answers) = (1, 1, 2);
+        })
+        .with(chain),
+        scenario("two deputies, and the home comes back", &[&[Create, ReadOwn]], |s| {
+            (s.lines, s.has_free_line) = (2, true);
+            (s.faults.leaves, s.faults.returns) = (1, 1);
+            (s.faults.successors, s.faults.late_answers) = (2, 3);
+        }),
         scenario("back, the home loses its memory", &[&[Read(0, 0)]], |s| s.faults.wipes[0] = 1)
             .with(back),
         scenario("away again, one line stayed at first", &[], |s| {
@@ -374,6 +400,8 @@ fn where_it_shows(mutant: Mutant) -> Option<(&'static str, &'static str)> {
         Mutant::DeputyWithoutMap => ("the home leaves", is::LOST),
         Mutant::DeputyMapOld => ("the home leaves, and its line moves on", is::FOUND),
         Mutant::DeputyExecutes => ("the home leaves", is::LINEAR),
+        Mutant::HomeBesideDeputy => ("the home comes back", is::LOST),
+        Mutant::SuccessorsIncarnation => ("one deputy after another", is::UNKNOWN),
         Mutant::ControllersYours => ("the giver restarts", is::ONE),
         Mutant::PresumedLost => ("the giver loses its memory", is::LOST),
         Mutant::CancelledAtTaker => ("cancelled", is::HELD),
@@ -385,6 +413,7 @@ fn where_it_shows(mutant: Mutant) -> Option<(&'static str, &'static str)> {
         Mutant::FencesWithheld | Mutant::FencesAtAllowance => ("two incarnations", is::FENCED),
         Mutant::MovedBelieved => ("led astray", is::ONCE),
         Mutant::NoSessionBelieved => ("led astray", is::UNKNOWN),
+        Mutant::EarlierProcessBelieved => ("one deputy after another", is::UNKNOWN),
         Mutant::NextProcessBelieved => ("the giver loses its memory", is::ONCE),
         Mutant::WrongNodeBelieved => ("chain, led astray", is::ONCE),
         Mutant::AgainToPointer => ("led astray", is::ASTRAY),

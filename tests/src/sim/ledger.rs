@@ -213,7 +213,7 @@ impl Ledger {
                 Err(format!("node {node} refused: {status:?}"))
             }
             Err(Failure::Violation { node }) => Err(format!("node {node} broke the protocol")),
-            Err(Failure::Buffer | Failure::Busy { .. }) => {
+            Err(Failure::Buffer | Failure::Busy { .. } | Failure::Drained { .. }) => {
                 Err(format!("{result:?} cannot happen here"))
             }
             _ => Ok(()),

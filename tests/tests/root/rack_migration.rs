@@ -17,6 +17,7 @@ use bluebridge_rack::{
 use bluebridge_testkit::until;
 use bluebridge_tests::rack::{
     RackOptions, TestRack,
+    daemon::freeze,
     endpoint::{Endpoint, UdpClient},
 };
 use bluebridge_wire::{
@@ -24,6 +25,7 @@ use bluebridge_wire::{
     address::{LINE_PAGES, PAGE_BYTES},
 };
 use rand::{Rng, SeedableRng, rngs::SmallRng};
+use rustix::process::{Pid, Signal, kill_process};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 const THREADS: usize = 2;
@@ -478,6 +480,9 @@ fn await_drain(
 /// Far below the deadline of an operation: so no request waited for a server that is not there.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
+/// For how long at least the controller keeps the connection of a process that hangs.
+const CONNECTION_KEPT: Duration = Duration::from_secs(20);
+
 #[test]
 fn a_drained_server_is_taken_away_for_good_and_no_client_sees_it() {
     let options = RackOptions { servers: 3, ..RackOptions::new(DataPlane::Ebpf, "9000") };
@@ -508,8 +513,8 @@ fn a_drained_server_is_taken_away_for_good_and_no_client_sees_it() {
     await_drain(&rack, home, "the server may leave", |of| of.may_leave);
     // Nothing is lost with it from now on.
     let refused = before.create(PAGE_BYTES as u64);
-    let is_full = |error: &Error| matches!(error, Error::Refused { status, .. } if *status == Status::OutOfMemory);
-    assert!(refused.as_ref().is_err_and(is_full), "{refused:?}");
+    let is_drained = |error: &Error| matches!(error, Error::Drained { node } if *node == home);
+    assert!(refused.as_ref().is_err_and(is_drained), "{refused:?}");
     rack.kill("memserver-s1");
 
     let mut change = 1;
@@ -568,6 +573,22 @@ fn a_drained_server_is_taken_away_for_good_and_no_client_sees_it() {
     use_all(&mut endpoint.client(&rack, 7), AT_ONCE);
     use_all(&mut before, AT_ONCE);
     drain(&rack, from, true);
+
+    // The deputy hangs, and the pages with it. Another server answers while the connection of the first one is still open.
+    let hung = await_drain(&rack, home, "the deputy answers", |of| !of.deputy.is_empty());
+    let pid = rack.process(&format!("memserver-{hung}")).pid;
+    freeze(pid);
+    let began = Instant::now();
+    await_drain(&rack, home, "another deputy follows", |of| {
+        !of.deputy.is_empty() && of.deputy != hung
+    });
+    assert!(began.elapsed() < CONNECTION_KEPT, "it is not the connection that showed it");
+    stale(&mut endpoint.client(&rack, 10));
+    stale(&mut before);
+    let target = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a pid");
+    kill_process(target, Signal::CONT).expect("may go on");
+    use_all(&mut endpoint.client(&rack, 11), PATIENCE);
+    use_all(&mut before, PATIENCE);
 
     rack.start_with_memory("memserver-s1");
     drain(&rack, home, true);

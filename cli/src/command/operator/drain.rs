@@ -63,7 +63,8 @@ pub(in crate::command) fn run(options: Drain, global: Global) -> anyhow::Result<
                 output::text(&words(&now))?;
             }
         }
-        if now.is_drained || no_wait {
+        // Nothing is left; others may have to answer for a server first for which this one did.
+        if now.is_drained && now.problem.is_empty() || no_wait {
             return Ok(Exit::Ok);
         }
         shown = Some(now);
@@ -96,11 +97,21 @@ fn words(drain: &proto::Drain) -> String {
     let name = &drain.name;
     let deputy = &drain.deputy;
     if drain.is_drained {
+        if !drain.unanswered.is_empty() {
+            let why = &drain.unanswered;
+            return format!(
+                "{name} is drained and gone, and nobody says where its pages are: {why}"
+            );
+        }
         return match (deputy.is_empty(), drain.may_leave) {
             (false, _) => format!("{name} is drained and gone: {deputy} says where its pages are"),
             (true, true) => format!(
                 "{name} is drained: it serves and allocates nothing, and may be stopped, or taken away for good; \
                  another server then says where its pages are"
+            ),
+            (true, false) if !drain.problem.is_empty() => format!(
+                "{name} is drained: it serves nothing, and must go on running for a moment: {}",
+                drain.problem
             ),
             (true, false) => format!(
                 "{name} is drained: it serves nothing, and must go on running to say where its pages are, \
@@ -125,6 +136,7 @@ fn document(drain: &proto::Drain) -> Value {
         "open_migrations": drain.open_migrations,
         "may_leave": drain.may_leave,
         "deputy": (!drain.deputy.is_empty()).then_some(&drain.deputy),
+        "unanswered": (!drain.unanswered.is_empty()).then_some(&drain.unanswered),
         "problem": (!drain.problem.is_empty()).then_some(&drain.problem),
     })
 }
@@ -144,6 +156,7 @@ mod tests {
             problem: "no room".to_owned(),
             may_leave: false,
             deputy: String::new(),
+            unanswered: String::new(),
         };
         assert_eq!(words(&drain), "s1 is draining: 2 migrations are open; no room");
         assert_eq!(document(&drain)["problem"], "no room");
@@ -153,6 +166,11 @@ mod tests {
         assert_eq!(words(&drain), "s1 is draining: 1 migration is open");
         (drain.is_drained, drain.open_migrations) = (true, 0);
         assert!(words(&drain).ends_with("because no other server can"));
+        drain.problem = "s3 must confirm first that it answers for s2".to_owned();
+        assert!(
+            words(&drain).ends_with("for a moment: s3 must confirm first that it answers for s2")
+        );
+        drain.problem.clear();
         drain.may_leave = true;
         assert!(words(&drain).contains("may be stopped, or taken away for good"));
         let shown = document(&drain);
@@ -161,5 +179,13 @@ mod tests {
         drain.deputy = "s2".to_owned();
         assert_eq!(words(&drain), "s1 is drained and gone: s2 says where its pages are");
         assert_eq!(document(&drain)["deputy"], "s2");
+        assert_eq!(document(&drain)["unanswered"], Value::Null);
+        drain.deputy.clear();
+        drain.unanswered = "its deputy s2 left; start it".to_owned();
+        assert_eq!(
+            words(&drain),
+            "s1 is drained and gone, and nobody says where its pages are: its deputy s2 left; start it"
+        );
+        assert_eq!(document(&drain)["unanswered"], "its deputy s2 left; start it");
     }
 }

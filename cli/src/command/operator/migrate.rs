@@ -89,7 +89,8 @@ pub(in crate::command) fn run(options: Migrate, global: Global) -> anyhow::Resul
     let request = match what {
         What::Pointer(pointer) => of_pointer(&servers, &chosen, pointer)?,
         What::Server { name, pages } => {
-            let home = pick(chosen.servers.clone(), &name)?;
+            // What others have of it moves also when it is gone.
+            let home = pick(chosen.with_gone(), &name)?;
             let pages = pages.unwrap_or_default();
             proto::MigrateRequest {
                 server: home.id.into(),

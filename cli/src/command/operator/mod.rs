@@ -18,7 +18,7 @@ use bluebridge_northbound::environment::SPACE_VARIABLE;
 use bluebridge_northbound::proto;
 use bluebridge_rack::control::operations::ALLOCATIONS_MAX;
 use bluebridge_rack::control::{Contact, ControlError, controller_state};
-use bluebridge_rack::controller_report::ControllerReport;
+use bluebridge_rack::controller_report::{ControllerReport, NodeReport};
 use clap::Args;
 
 use super::controller::query::Target;
@@ -51,6 +51,8 @@ struct Server {
 struct Chosen {
     controller: Contact,
     servers: Vec<Server>,
+    /// Those that are drained and gone: others may have memory that their pointers lead to.
+    gone: Vec<Server>,
 }
 
 impl Servers {
@@ -60,19 +62,37 @@ impl Servers {
             let state = controller_state(controller, false)?;
             Ok((controller.clone(), ControllerReport::of(&state)))
         })?;
-        let members = report.nodes.into_iter().filter(|member| {
-            // One that is drained may be gone and is of interest, but has nothing to tell by itself.
-            let is_there = member.state != "gone" || node.is_some() && member.drain.is_some();
-            member.role == "memory" && is_there && member.space == self.space
-        });
-        let mut servers: Vec<_> =
-            members.map(|of| Server { name: of.name, id: of.id, drain: of.drain }).collect();
-        // Ids follow the order of joining.
-        servers.sort_by(|one, other| one.name.cmp(&other.name));
+        let (servers, gone) = divide(report.nodes, self.space);
+        let mut chosen = Chosen { controller, servers, gone };
         if let Some(node) = node {
-            servers = vec![pick(servers, node)?];
+            // One that is drained and gone is of interest, but has nothing to tell by itself.
+            chosen.servers = vec![pick(chosen.with_gone(), node)?];
         }
-        Ok(Chosen { controller, servers })
+        Ok(chosen)
+    }
+}
+
+/// The memory servers of a space that are there, and those that are drained and gone.
+fn divide(members: Vec<NodeReport>, space: u16) -> (Vec<Server>, Vec<Server>) {
+    let is_of_interest = |member: &NodeReport| {
+        let is_there = member.state != "gone" || member.drain.is_some();
+        member.role == "memory" && is_there && member.space == space
+    };
+    let mut members: Vec<_> = members.into_iter().filter(is_of_interest).collect();
+    // Ids follow the order of joining.
+    members.sort_by(|one, other| one.name.cmp(&other.name));
+    let (gone, there): (Vec<_>, Vec<_>) = members.into_iter().partition(|it| it.state == "gone");
+    let servers = |members: Vec<NodeReport>| {
+        let server = |of: NodeReport| Server { name: of.name, id: of.id, drain: of.drain };
+        members.into_iter().map(server).collect()
+    };
+    (servers(there), servers(gone))
+}
+
+impl Chosen {
+    /// Also those that are gone.
+    fn with_gone(&self) -> Vec<Server> {
+        [&self.servers[..], &self.gone[..]].concat()
     }
 }
 
@@ -147,6 +167,35 @@ mod tests {
         for bad in ["", "a b", ":", "65536:1", "7:", ":7", "c1:2"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_server_that_is_drained_and_gone_has_a_name_too() {
+        let node = |name: &str, id, state: proto::NodeState, is_draining| {
+            NodeReport::of(&proto::Node {
+                name: name.to_owned(),
+                node: id,
+                role: proto::Role::Memory.into(),
+                state: state.into(),
+                space: 1,
+                is_draining,
+                ..proto::Node::default()
+            })
+        };
+        let members = vec![
+            node("s3", 3, proto::NodeState::Silent, false),
+            node("s4", 4, proto::NodeState::Gone, true),
+            node("s5", 5, proto::NodeState::Gone, false),
+            node("s1", 1, proto::NodeState::Live, true),
+            NodeReport { space: 2, ..node("s6", 6, proto::NodeState::Live, false) },
+        ];
+        let (there, gone) = divide(members, 1);
+        let names =
+            |servers: &[Server]| servers.iter().map(|it| it.name.clone()).collect::<Vec<_>>();
+        assert_eq!(
+            (names(&there), names(&gone)),
+            (vec!["s1".into(), "s3".into()], vec!["s4".into()])
+        );
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::*;
 use crate::migration::{GenerationRange, Stage, Wanted};
 
 const LINE: u64 = 8;
-const CAPACITY: u64 = 1024;
+pub(super) const CAPACITY: u64 = 1024;
 
 /// Servers that lose their memory only when nothing of it is left, and a controller that may be killed.
 pub(super) struct Rack {
@@ -25,9 +25,9 @@ pub(super) struct Rack {
     /// Servers that refuse to reserve, servers that allow nothing longer than a line, and servers that do nothing.
     full: BTreeSet<NodeId>,
     scattered: BTreeSet<NodeId>,
-    away: BTreeSet<NodeId>,
+    pub(super) away: BTreeSet<NodeId>,
     /// The allocated pages of each home.
-    own: BTreeMap<NodeId, Vec<Range<u64>>>,
+    pub(super) own: BTreeMap<NodeId, Vec<Range<u64>>>,
 }
 
 impl Rack {
@@ -64,6 +64,10 @@ impl Rack {
         self.core = Core::new(CoreConfig::default(), self.disk.load(), 2, self.now);
         self.core.learn_ports(SWITCH, ports(16));
         for (record, free) in self.members.clone().iter().zip(free) {
+            // A deputy may answer for it since.
+            if !self.core.is_live(record.id(), record.incarnation) {
+                continue;
+            }
             if !self.away.contains(&record.id()) {
                 self.core.migrations_mut().connect(record.id(), record.node.into(), true);
             }
@@ -71,7 +75,7 @@ impl Rack {
         }
     }
 
-    fn hear(&mut self, from: NodeId, report: Report) {
+    pub(super) fn hear(&mut self, from: NodeId, report: Report) {
         let link = u64::from(from.0);
         self.core.migrations_mut().handle(self.now, from, link, report).unwrap();
         self.store();
@@ -148,7 +152,7 @@ impl Rack {
     }
 
     /// One step of draining a server, as the service does it. Returns whether the server is drained.
-    fn step(&mut self, id: NodeId) -> bool {
+    pub(super) fn step(&mut self, id: NodeId) -> bool {
         let own = self.own.get(&id).cloned().unwrap_or_default();
         if self.core.migrations().is_draining(id)
             && !self.away.contains(&id)
@@ -160,16 +164,16 @@ impl Rack {
         self.is_drained(id)
     }
 
-    fn is_drained(&self, id: NodeId) -> bool {
+    pub(super) fn is_drained(&self, id: NodeId) -> bool {
         self.core.migrations().drain_of(id).is_some_and(|drain| drain.is_done)
     }
 
-    fn problem(&self, id: NodeId) -> Option<String> {
+    pub(super) fn problem(&self, id: NodeId) -> Option<String> {
         self.core.migrations().drain_of(id).and_then(|drain| drain.problem)
     }
 
     /// Steps of all until these servers are drained.
-    fn run(&mut self, drained: &[NodeId]) {
+    pub(super) fn run(&mut self, drained: &[NodeId]) {
         for _ in 0..1000 {
             self.now += Duration::from_secs(1);
             for id in self.members.iter().map(NodeRecord::id).collect::<Vec<_>>() {
@@ -214,80 +218,11 @@ impl Rack {
     fn takers(&self) -> Vec<NodeId> {
         self.core.migrations().iter().map(|of| of.record.taker.id()).collect()
     }
-
-    /// All servers can stop allocating, and answer for others.
-    fn with_abilities(mut self) -> Self {
-        self.members.clone().iter().for_each(|record| self.note_abilities(record.id()));
-        self
-    }
-
-    fn note_abilities(&mut self, id: NodeId) {
-        let migrations = self.core.migrations_mut();
-        migrations.note_abilities(id, id.0.into(), false, BTreeMap::new());
-    }
-
-    /// A server ends in order.
-    fn leave(&mut self, id: NodeId) {
-        let record = self.core.node(id).unwrap().record.clone();
-        self.core.leave(self.now, member(&record)).unwrap();
-        self.core.migrations_mut().disconnect(id, id.0.into());
-        self.store();
-    }
-
-    /// Time passes, and only the servers that are there are heard of.
-    fn pass(&mut self, time: Duration) {
-        self.now += time;
-        for record in self.members.clone() {
-            let is_there = !self.away.contains(&record.id());
-            let record = &self.core.node(record.id()).unwrap().record;
-            if is_there && record.attached {
-                let who = member(record);
-                self.core.heartbeat(self.now, who, CAPACITY / 2).unwrap();
-            }
-        }
-        self.core.handle_timeout(self.now);
-        self.store();
-    }
-
-    /// A server joins again with its memory.
-    fn come_back(&mut self, id: NodeId) -> Result<(), JoinError> {
-        let record = self.core.node(id).unwrap().record.clone();
-        let contents = ArenaGeneration::new(record.generation);
-        let previous = Previous { node: id, token: record.token, contents };
-        let at = self.members.iter().position(|record| record.id() == id).unwrap();
-        let before = memory(&record.name, u16::try_from(at + 1).unwrap(), CAPACITY);
-        let join = Join { previous: Some(previous), ..again(&before) };
-        let record = self.core.join(self.now, &join, [7; 16])?.0;
-        self.core.migrations_mut().connect(id, id.0.into(), true);
-        self.note_abilities(id);
-        self.members[at] = record;
-        self.store();
-        Ok(())
-    }
-
-    fn deputy(&self, home: NodeId) -> Option<NodeId> {
-        self.core.migrations().deputy_of(home).map(|of| of.deputy())
-    }
-
-    /// Where the switch leads what is for a node itself, and the ports at which it may be the source.
-    fn leads(&self, node: NodeId) -> (Option<u16>, Vec<u16>) {
-        let tables = self.core.desired(SWITCH);
-        let forward = |body: &Body| match &body.action {
-            Some(Action::Forward(forward)) => Some(forward.port.0),
-            _ => None,
-        };
-        let to = tables.entries.get(&desired::node_prefix(SPACE, node)).and_then(forward);
-        let guard = |key: &Key| match key {
-            Key::IngressGuard { port, src_node, .. } if *src_node == node.0 => Some(port.0),
-            _ => None,
-        };
-        (to, tables.entries.keys().filter_map(guard).collect())
-    }
 }
 
-const S1: NodeId = NodeId(1);
-const S2: NodeId = NodeId(2);
-const S3: NodeId = NodeId(3);
+pub(super) const S1: NodeId = NodeId(1);
+pub(super) const S2: NodeId = NodeId(2);
+pub(super) const S3: NodeId = NodeId(3);
 
 #[test]
 fn what_a_drained_server_has_moves_to_the_most_free_memory_and_nothing_is_led_to_it() {
@@ -512,236 +447,4 @@ fn only_a_few_ranges_move_at_a_time_and_undrain_lets_them_finish() {
     }
     let stages: Vec<_> = rack.core.migrations().iter().map(|of| of.record.stage).collect();
     assert_eq!(stages, [Stage::Closed; 4]);
-}
-
-/// Three servers, of which the first is drained.
-fn drained() -> Rack {
-    let mut rack = Rack::new(&[900, 400, 700]).with_abilities();
-    rack.own.insert(S1, vec![0..64]);
-    rack.core.drain(S1);
-    rack.run(&[S1]);
-    rack.own.remove(&S1);
-    rack
-}
-
-#[test]
-fn a_server_counts_as_drained_when_it_allocates_nothing_and_is_looked_through_once_more() {
-    let mut rack = Rack::new(&[900, 400]).with_abilities();
-    rack.core.drain(S1);
-    assert_eq!(rack.core.migrations().orders(S1), [], "it may allocate while memory moves away");
-    assert!(!rack.step(S1));
-    assert_eq!(rack.core.migrations().orders(S1), [Order::Seal(true)]);
-    assert!(!rack.step(S1), "it has not said that it allocates nothing");
-    rack.obey(S1);
-    assert!(!rack.step(S1), "what was allocated before that may not have been looked at");
-    assert!(!rack.core.migrations().drain_of(S1).unwrap().may_leave);
-    assert!(rack.step(S1));
-    assert!(rack.core.migrations().drain_of(S1).unwrap().may_leave);
-    rack.core.undrain(S1);
-    assert_eq!(rack.core.migrations().orders(S1), [Order::Seal(false)]);
-}
-
-#[test]
-fn without_another_server_a_drained_one_must_stay() {
-    let mut rack = Rack::new(&[900, 400]).with_abilities();
-    rack.core.drain(S2);
-    rack.core.drain(S1);
-    rack.run(&[S1]);
-    assert!(!rack.core.migrations().drain_of(S1).unwrap().may_leave, "the other one is drained");
-    rack.leave(S1);
-    assert_eq!(rack.deputy(S1), None);
-    rack.core.undrain(S2);
-    rack.pass(Duration::from_secs(1));
-    assert_eq!(rack.deputy(S1), Some(S2));
-}
-
-#[test]
-fn another_server_answers_for_one_that_is_drained_and_gone() {
-    let mut rack = drained();
-    let before = rack.core.node(S1).unwrap().record.clone();
-    assert_eq!(rack.leads(S1), (Some(1), vec![1]));
-    rack.leave(S1);
-    assert_eq!(rack.deputy(S1), Some(S2));
-    assert_eq!(rack.leads(S1), (Some(2), vec![2]), "in place of its own entries");
-    let orders = rack.core.migrations().orders(S2);
-    let [Order::Deputize(of)] = &orders[..] else { panic!("{orders:?}") };
-    let record = &rack.core.node(S1).unwrap().record;
-    assert_eq!(record.incarnation, before.incarnation + 1, "of no process of its own");
-    assert_eq!(
-        (of.home, of.incarnation, of.range_epoch),
-        (S1, record.incarnation, record.range_epoch)
-    );
-    let rows: Vec<_> = of.rows.iter().map(|row| (row.pages.clone(), row.at)).collect();
-    assert_eq!(rows, [(0..64, Some(S3))]);
-    assert_eq!(of.contents, [ArenaGeneration::new(before.generation).unwrap()]);
-    assert_eq!(of.last_generation.number(), before.last_generation);
-    rack.obey(S2);
-    assert_eq!(rack.core.migrations().orders(S2), []);
-    // A heartbeat of the process that was replaced.
-    let stale = rack.core.heartbeat(rack.now, member(&before), 0);
-    assert!(matches!(stale, Err(MemberError::Stale { .. })), "{stale:?}");
-}
-
-#[test]
-fn a_server_that_is_not_drained_has_no_deputy() {
-    let mut rack = Rack::new(&[900, 400, 700]).with_abilities();
-    rack.own.insert(S1, vec![0..64]);
-    rack.core.drain(S1);
-    rack.step(S1);
-    rack.leave(S1);
-    rack.pass(Duration::from_secs(60));
-    assert_eq!(rack.deputy(S1), None, "it still has its pages");
-}
-
-#[test]
-fn the_deputy_of_a_server_that_was_killed_is_chosen_soon() {
-    let mut rack = drained();
-    rack.away.insert(S1);
-    rack.core.migrations_mut().disconnect(S1, 1);
-    rack.pass(Duration::from_millis(250));
-    rack.pass(Duration::from_secs(1));
-    assert_eq!(rack.deputy(S1), None, "it may be connecting again");
-    rack.pass(Duration::from_secs(1));
-    assert_eq!(rack.deputy(S1), Some(S2), "before clients give up");
-    let idle = rack.core.migrations().deputy_of(S1).unwrap().idle_ms;
-    assert!(idle >= 2250, "since it was drained: {idle} ms");
-}
-
-#[test]
-fn another_deputy_is_chosen_when_one_dies_or_is_drained() {
-    let mut rack = drained();
-    rack.leave(S1);
-    rack.obey(S2);
-    let first = rack.core.migrations().deputy_of(S1).unwrap();
-    rack.away.insert(S2);
-    rack.core.migrations_mut().disconnect(S2, 2);
-    rack.pass(Duration::from_millis(250));
-    rack.pass(Duration::from_secs(2));
-    let second = rack.core.migrations().deputy_of(S1).unwrap();
-    assert_eq!((second.deputy(), second.incarnation), (S3, first.incarnation + 1));
-    assert!(second.idle_ms >= first.idle_ms + 2000);
-    // The first one is back, and still answers.
-    rack.away.remove(&S2);
-    rack.core.migrations_mut().connect(S2, 2, true);
-    let answers = BTreeMap::from([(S1, first.incarnation)]);
-    rack.core.migrations_mut().note_abilities(S2, 2, false, answers);
-    let dismiss = Order::Dismiss { home: S1, incarnation: first.incarnation };
-    assert_eq!(rack.core.migrations().orders(S2), [dismiss]);
-    rack.obey(S2);
-    assert_eq!(rack.core.migrations().orders(S2), []);
-    rack.core.drain(S3);
-    rack.pass(Duration::from_millis(250));
-    assert_eq!(rack.deputy(S1), Some(S2), "before the other one goes");
-}
-
-#[test]
-fn what_moves_on_is_learned_by_the_deputy_before_its_server_forgets_it() {
-    let mut rack = drained();
-    rack.leave(S1);
-    rack.obey(S2);
-    rack.core.drain(S3);
-    rack.away.insert(S2);
-    let taker = join(&mut rack.core, rack.now, &memory("s4", 4, CAPACITY));
-    let s4 = taker.id();
-    rack.core.migrations_mut().connect(s4, s4.0.into(), true);
-    rack.members.push(taker);
-    for _ in 0..20 {
-        rack.pass(Duration::from_millis(100));
-        rack.step(S3);
-        [S3, s4].iter().for_each(|id| rack.obey(*id));
-    }
-    let stage = rack.core.migrations().iter().last().unwrap().record.stage;
-    assert_eq!((rack.at(S1, 0), stage), (s4, Stage::Settled), "the deputy does not know it yet");
-    rack.away.remove(&S2);
-    let orders = rack.core.migrations().orders(S2);
-    let [Order::Deputize(of)] = &orders[..] else { panic!("{orders:?}") };
-    assert_eq!(of.rows.iter().map(|row| row.at).collect::<Vec<_>>(), [Some(s4)]);
-    rack.run(&[S3]);
-}
-
-#[test]
-fn a_server_that_comes_back_waits_until_its_deputy_has_ended() {
-    let mut rack = drained();
-    rack.leave(S1);
-    rack.obey(S2);
-    let refused = rack.come_back(S1);
-    assert!(matches!(refused, Err(JoinError::Deputized { .. })), "{refused:?}");
-    let incarnation = rack.core.migrations().deputy_of(S1).unwrap().incarnation;
-    assert_eq!(rack.core.migrations().orders(S2), [Order::Dismiss { home: S1, incarnation }]);
-    assert!(rack.come_back(S1).is_err(), "it has not ended");
-    rack.obey(S2);
-    rack.come_back(S1).expect("nobody answers for it any more");
-    assert_eq!((rack.deputy(S1), rack.leads(S1)), (None, (Some(1), vec![1])));
-    assert!(rack.core.node(S1).unwrap().record.incarnation > incarnation);
-    assert!(!rack.is_drained(S1), "its next process may have allocated since");
-    rack.run(&[S1]);
-    assert!(rack.core.undrain(S1));
-}
-
-#[test]
-fn a_server_that_began_to_come_back_and_died_gets_a_deputy_again() {
-    let mut rack = drained();
-    rack.leave(S1);
-    rack.obey(S2);
-    assert!(rack.come_back(S1).is_err());
-    rack.obey(S2);
-    assert_eq!(rack.deputy(S1), None);
-    rack.pass(Duration::from_secs(9));
-    assert_eq!(rack.deputy(S1), None, "it may be about to join");
-    rack.pass(Duration::from_secs(2));
-    assert_eq!(rack.deputy(S1), Some(S2));
-}
-
-/// Otherwise nobody would answer for it if its next process died before it has joined.
-#[test]
-fn a_server_that_is_gone_stays_drained() {
-    let mut rack = drained();
-    assert_eq!(rack.core.check_undrain(S1), Ok(()), "it is still there");
-    rack.leave(S1);
-    let gone: Result<(), _> = Err(OperatorError::Gone("s1".to_owned()));
-    assert_eq!(rack.core.check_undrain(S1), gone.clone(), "nobody was chosen yet");
-    rack.obey(S2);
-    assert!(rack.come_back(S1).is_err());
-    rack.obey(S2);
-    assert_eq!((rack.deputy(S1), rack.core.check_undrain(S1)), (None, gone), "it has not joined");
-    rack.come_back(S1).expect("nobody answers for it any more");
-    assert_eq!(rack.core.check_undrain(S1), Ok(()));
-    assert_eq!(rack.core.check_undrain(S2), Ok(()), "it is not drained");
-}
-
-#[test]
-fn a_deputy_that_died_holds_no_server_up() {
-    let mut rack = Rack::new(&[900, 400]).with_abilities();
-    rack.core.drain(S1);
-    rack.run(&[S1]);
-    rack.leave(S1);
-    rack.obey(S2);
-    rack.leave(S2);
-    assert_eq!(rack.deputy(S1), Some(S2), "there is no other one");
-    rack.come_back(S1).expect("the deputy's process has ended");
-    assert_eq!(rack.deputy(S1), None);
-}
-
-#[test]
-fn deputies_outlive_the_controller() {
-    let mut rack = drained();
-    rack.leave(S1);
-    let record = rack.core.migrations().deputy_of(S1).unwrap();
-    rack.away.insert(S1);
-    rack.members.retain(|it| it.id() != S1);
-    rack.restart();
-    assert_eq!(rack.core.migrations().deputy_of(S1), Some(record));
-    rack.note_abilities(S2);
-    rack.note_abilities(S3);
-    rack.pass(Duration::from_secs(1));
-    assert_eq!(rack.core.migrations().deputy_of(S1), Some(record), "it is there");
-    assert_eq!(rack.leads(S1), (Some(2), vec![2]));
-    let orders = rack.core.migrations().orders(S2);
-    assert!(matches!(&orders[..], [Order::Deputize(_)]), "{orders:?}");
-    // One that was drained when the controller was killed may leave afterwards.
-    let mut rack = drained();
-    rack.restart();
-    [S1, S2, S3].iter().for_each(|id| rack.note_abilities(*id));
-    rack.leave(S1);
-    assert_eq!(rack.deputy(S1), Some(S2));
 }

@@ -1,4 +1,4 @@
-use bluebridge_wire::{Command, Flags, NodeId, Status};
+use bluebridge_wire::{Command, Flags, NoMemory, NodeId, Status};
 
 use super::super::{Counters, Event, Failure, Operation, Output};
 use super::bench::{Bench, CLIENT, HOME, OTHER, PIECE, Reply, Sent, pattern, pointer};
@@ -78,6 +78,18 @@ pub(super) fn a_full_node_leads_to_another() -> Counters {
     assert_eq!(bench.failure(), refused);
     destinations.dedup();
     assert_eq!(destinations.len(), 4, "each attempt may reach another node");
+
+    // A server that is drained says so, and so does the failure.
+    let drained = |create: &Sent| {
+        let refusal = Reply::to(create, Status::OutOfMemory).by_node(OTHER);
+        refusal.with(|header| header.detail = NoMemory::Drained.code())
+    };
+    bench.start(Operation::Create { server: None, pages: 1 }, 1);
+    for _ in 0..4 {
+        let create = bench.sent_one();
+        bench.reply(&drained(&create));
+    }
+    assert_eq!(bench.failure(), Failure::Drained { node: OTHER });
 
     bench.start(Operation::Create { server: None, pages: 1 }, 2);
     let create = bench.sent_one();

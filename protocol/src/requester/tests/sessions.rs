@@ -153,6 +153,11 @@ pub(super) fn a_request_that_no_earlier_process_can_have_is_repeated() -> Counte
     // Again, and it may have been executed before the restart.
     bench.write(0, 100, 3);
     let sent = bench.sent_one();
+    // A process that was replaced before the session was opened knows nothing of it.
+    let untrusted = bench.count(Event::ReplyUntrusted);
+    bench.reply(&Reply::to(&sent, Status::NoSession).with(|header| header.incarnation = 22));
+    bench.sent_nothing();
+    assert_eq!(bench.count(Event::ReplyUntrusted), untrusted + 1);
     bench.pass(millis(100));
     bench.sent();
     bench.reply(&Reply::to(&sent, Status::NoSession).with(|header| header.incarnation = 24));

@@ -1,4 +1,4 @@
-use bluebridge_wire::{Command, Flags, Status, tlv};
+use bluebridge_wire::{Command, Flags, NoMemory, Status, tlv};
 
 use super::super::{Counters, Event, Failure, Operation, Output};
 use super::bench::{Bench, HOME, PIECE, Reply, SERVER, SESSION, Sent, pattern, pointer};
@@ -149,5 +149,11 @@ pub(super) fn written_pages_are_reported_when_the_rest_is_refused() -> Counters 
         };
         assert_eq!(bench.failure(), expected, "{copies} copies");
     }
+    // Of a server that is drained, the reason is known.
+    bench.start(create, 3);
+    let sent = bench.sent_one();
+    let refusal = Reply::to(&sent, Status::OutOfMemory);
+    bench.reply(&refusal.with(|header| header.detail = NoMemory::Drained.code()));
+    assert_eq!(bench.failure(), Failure::Drained { node: HOME });
     bench.end()
 }

@@ -1,6 +1,6 @@
 //! A responder without pages, which answers for a node that is gone, and one that allocates nothing.
 
-use bluebridge_wire::ArenaGeneration;
+use bluebridge_wire::{ArenaGeneration, NoMemory};
 
 use super::*;
 use crate::store::NoPages;
@@ -108,9 +108,16 @@ fn a_sealed_server_allocates_nothing_and_finishes_what_was_begun() {
     world.responder.set_sealed(true);
     let create = TestRequest::server(Command::Create).with(|header| header.length = 1);
     let create = world.next(create);
-    assert_eq!(world.status(&create), Status::OutOfMemory);
     let other = TestRequest::anywhere(Command::Create, 0x701, 2);
-    assert_eq!(world.status(&other), Status::OutOfMemory);
+    let data = TestRequest::server(Command::AllocWrite).with(|header| header.length = 64);
+    let data = TestRequest { data: vec![7; 64], ..world.next(data) };
+    for (request, times) in [(create, 2), (other, 1), (data, 2)] {
+        for _ in 0..times {
+            let refused = world.one(&request);
+            let reason = NoMemory::from_code(refused.header.detail);
+            assert_eq!((refused.status, reason), (Status::OutOfMemory, NoMemory::Drained));
+        }
+    }
     assert_eq!(world.one(&anywhere).header.target, before.header.target, "a repetition");
     assert_eq!(world.write(own, &[7; 64]), Status::Ok);
     let stat = world.next(TestRequest::server(Command::Stat));

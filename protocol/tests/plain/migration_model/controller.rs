@@ -57,6 +57,7 @@ impl Scenario {
                 }
                 Stage::Closed
             }
+            Stage::Closed if self.must_wait_for_home(world) => return None,
             Stage::Closed if usize::from(migration) + 1 < self.migrations.len() => {
                 world.active += 1;
                 Stage::Recorded
@@ -79,7 +80,7 @@ impl Scenario {
     fn is_settled(&self, world: &World) -> bool {
         let (_, giver, taker) = self.active(world);
         self.line_numbers().all(|line| {
-            let is_left = world.served(giver, line, 1).is_some();
+            let is_left = world.served(giver, line, 1).is_some() && !self.stays(world, giver, line);
             let is_staged = world.slot(taker, line).staged.is_some();
             let is_known = !is_staged || self.has(Mutant::ClosedInDoubt);
             is_known && (!is_left || world.stage == Stage::Withdrawn)

@@ -10,6 +10,9 @@ impl Scenario {
     /// A server's process is killed, and the next one begins.
     pub(super) fn restart(&self, world: &mut World, server: u8, is_kept: bool) -> Option<()> {
         let at = usize::from(server);
+        if server == HOME && world.is_gone {
+            return None;
+        }
         let faults = &mut world.faults;
         let budget = if is_kept { &mut faults.crashes[at] } else { &mut faults.wipes[at] };
         *budget = budget.checked_sub(1)?;
@@ -37,7 +40,7 @@ impl Scenario {
     }
 
     /// The next process has the memory of the last one.
-    fn go_on(&self, world: &mut World, server: u8) {
+    pub(super) fn go_on(&self, world: &mut World, server: u8) {
         let this = world.server_mut(server);
         if self.has(Mutant::DecisionForgotten) {
             this.freeing = None;
@@ -69,7 +72,7 @@ impl Scenario {
     }
 
     /// The next process has nothing.
-    fn begin_empty(&self, world: &mut World, server: u8) {
+    pub(super) fn begin_empty(&self, world: &mut World, server: u8) {
         world.is_decision_lost |= world.server(server).freeing.is_some();
         let this = world.server_mut(server);
         this.life += 1;
@@ -115,30 +118,6 @@ impl Scenario {
         } else if server == taker {
             world.stage = Stage::Recorded;
         }
-    }
-
-    /// The home is taken away, and a deputy answers for it. It has the home's next incarnation, and no memory; the
-    /// controller tells it where the lines are before it answers anything.
-    pub(super) fn leave(&self, world: &mut World) -> Option<()> {
-        let is_idle = |slot: &Slot| (slot.staged, slot.mark) == (None, None);
-        let (_, giver, taker) = self.active(world);
-        let is_open = world.stage != Stage::Closed && (giver == HOME || taker == HOME);
-        let home = world.server(HOME);
-        let is_drained =
-            !is_open && home.slots.iter().all(|slot| is_idle(slot) && slot.copy.is_none());
-        if !is_drained && !self.has(Mutant::DeputyTooEarly) || home.freeing.is_some() {
-            return None;
-        }
-        world.faults.leaves = world.faults.leaves.checked_sub(1)?;
-        let home = world.server_mut(HOME);
-        home.incarnation += 1;
-        (home.sessions, home.fences, home.allowed) = ([None; 3], [0; 2], None);
-        home.slots = [Slot::default(); LINES];
-        world.is_gone = true;
-        if self.has(Mutant::DeputyWithoutMap) {
-            world.forwards = [Forward::Gone; LINES];
-        }
-        Some(())
     }
 
     /// The controller tells all of the loss of a server's memory. From now on nothing of the lost incarnation counts.
@@ -194,7 +173,7 @@ impl Scenario {
     }
 
     /// All reports are of one time: the home asks everybody again.
-    fn ask_again(&self, world: &mut World) {
+    pub(super) fn ask_again(&self, world: &mut World) {
         world.reported = [false; SERVERS];
         world.claims = [None; LINES];
     }

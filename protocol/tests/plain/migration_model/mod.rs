@@ -13,6 +13,7 @@
 
 mod client;
 mod controller;
+mod deputy;
 mod giver;
 mod home;
 mod lines;
@@ -164,6 +165,10 @@ pub(crate) enum Mutant {
     DeputyMapOld,
     /// It says that it executed a change.
     DeputyExecutes,
+    /// The home comes back and answers before its deputy has stopped.
+    HomeBesideDeputy,
+    /// The next deputy has the incarnation of the one before.
+    SuccessorsIncarnation,
 
     // The controller.
     /// It tells a taker in doubt that the line is its own.
@@ -196,6 +201,8 @@ pub(crate) enum Mutant {
     NoSessionBelieved,
     /// MOVED of the next process of the session's server is believed.
     NextProcessBelieved,
+    /// NO_SESSION is believed of a process that was replaced before the session was opened.
+    EarlierProcessBelieved,
     /// WRONG_NODE is believed that the session's server said at the pointer, before it looked at the session.
     WrongNodeBelieved,
     /// Retransmissions go to the pointer.
@@ -205,7 +212,7 @@ pub(crate) enum Mutant {
 }
 
 impl Mutant {
-    pub(crate) const ALL: [Self; 59] = [
+    pub(crate) const ALL: [Self; 62] = [
         Self::RecordInSession,
         Self::LastPageUnchecked,
         Self::TakenIsServed,
@@ -248,6 +255,8 @@ impl Mutant {
         Self::DeputyWithoutMap,
         Self::DeputyMapOld,
         Self::DeputyExecutes,
+        Self::HomeBesideDeputy,
+        Self::SuccessorsIncarnation,
         Self::ControllersYours,
         Self::PresumedLost,
         Self::CancelledAtTaker,
@@ -262,6 +271,7 @@ impl Mutant {
         Self::MovedBelieved,
         Self::NoSessionBelieved,
         Self::NextProcessBelieved,
+        Self::EarlierProcessBelieved,
         Self::WrongNodeBelieved,
         Self::AgainToPointer,
         Self::GenerationBelieved,
@@ -283,6 +293,8 @@ pub(crate) struct Scenario {
     pub(crate) allocated: usize,
     /// Those of them that were written.
     pub(crate) written: usize,
+    /// A line of the home that is free as a whole is not taken.
+    pub(crate) has_free_line: bool,
     pub(crate) faults: Faults,
     /// The last tick of the clock. Without a clock a lease lasts until a fault ends it.
     pub(crate) ticks: u8,
@@ -305,6 +317,7 @@ impl Scenario {
             pages: 1,
             allocated: 1,
             written: 1,
+            has_free_line: false,
             faults: Faults::default(),
             ticks: 0,
             mutant: None,

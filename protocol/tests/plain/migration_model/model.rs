@@ -64,6 +64,18 @@ pub(crate) enum Step {
     },
     Conclude,
     Leave,
+    /// Another deputy follows.
+    Succeed,
+    Dismiss,
+    ComeBack {
+        is_kept: bool,
+    },
+    OpenLate {
+        client: u8,
+    },
+    ArriveLate {
+        message: usize,
+    },
     FreePart {
         line: u8,
         is_heard: bool,
@@ -141,6 +153,11 @@ impl Model for Scenario {
             Step::Report { server } => self.report(&mut world, server)?,
             Step::Conclude => self.conclude(&mut world)?,
             Step::Leave => self.leave(&mut world)?,
+            Step::Succeed => self.succeed(&mut world)?,
+            Step::Dismiss => self.dismiss(&mut world)?,
+            Step::ComeBack { is_kept } => self.come_back(&mut world, is_kept)?,
+            Step::OpenLate { client } => self.open_late(&mut world, client)?,
+            Step::ArriveLate { message } => self.arrive_late(&mut world, message)?,
             Step::FreePart { line, is_heard } => self.free_part(&mut world, line, is_heard)?,
             Step::FreeAll => self.free_all(&mut world)?,
             Step::Renew { client } => self.renew(&mut world, client)?,
@@ -188,6 +205,12 @@ impl Scenario {
         if world.forwards.contains(&Forward::Pending) {
             steps.extend((1..index(SERVERS)).map(|server| Step::Report { server }));
             steps.push(Step::Conclude);
+        }
+        if world.is_gone {
+            steps.extend([true, false].map(|is_kept| Step::ComeBack { is_kept }));
+        }
+        if world.late.is_some() {
+            steps.push(Step::Dismiss);
         }
         if world.servers.iter().any(|server| server.freeing.is_some()) {
             let lines = self.line_numbers();
@@ -239,6 +262,15 @@ impl Scenario {
         }
         if faults.leaves > 0 {
             steps.push(Step::Leave);
+        }
+        if faults.successors > 0 {
+            steps.push(Step::Succeed);
+        }
+        if world.late.is_some() && faults.late_answers > 0 {
+            let clients = 0..index(self.clients.len());
+            steps.extend(clients.map(|client| Step::OpenLate { client }));
+            let messages = 0..world.network.len();
+            steps.extend(messages.map(|message| Step::ArriveLate { message }));
         }
         if faults.controller_crashes > 0 {
             steps.push(Step::CrashController);

@@ -98,7 +98,9 @@ impl Scenario {
             ops.all(|(op, this)| !this.is_change() || was(op) || *this == Op::Delete && is_freed)
         };
         self.clients.iter().enumerate().all(is_applied)
-            && self.line_numbers().all(|line| world.served(last, line, 1).is_some())
+            && self
+                .line_numbers()
+                .all(|line| world.served(last, line, 1).is_some() || self.stays(world, HOME, line))
     }
 
     /// Whether READs of what is served would return the truth.

@@ -24,6 +24,9 @@ impl Scenario {
         if !is_free || !is_ordered || !is_allowed || world.served(taker, line, 1).is_some() {
             return None;
         }
+        if self.stays(world, giver, line) {
+            return None;
+        }
         let incarnation = world.server(taker).incarnation;
         let owner = Owner::Taker { migration, incarnation };
         let waits = world.slot(giver, line).waits;

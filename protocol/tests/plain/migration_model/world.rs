@@ -79,6 +79,13 @@ pub(super) enum Forward {
     Gone,
 }
 
+/// A deputy that was replaced, with what it knew then.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(super) struct Late {
+    pub(super) incarnation: u8,
+    pub(super) forwards: [Forward; LINES],
+}
+
 /// What a client does.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) enum Doing {
@@ -178,6 +185,13 @@ pub(crate) struct Faults {
     pub(crate) cancels: u8,
     /// The home is taken away once it has no line, and a deputy answers for it.
     pub(crate) leaves: u8,
+    /// Another deputy follows although the one before may still answer.
+    pub(crate) successors: u8,
+    /// What a deputy answers that should not answer any more.
+    pub(crate) late_answers: u8,
+    /// The home comes back with its memory, or without. This happens some time.
+    pub(crate) returns: u8,
+    pub(crate) empty_returns: u8,
     pub(crate) controller_crashes: u8,
     /// Pages that takers allocate for their own addresses.
     pub(crate) allocations: u8,
@@ -208,6 +222,10 @@ pub(crate) struct World {
 
     /// A deputy answers in place of the home.
     pub(super) is_gone: bool,
+    /// What the home still has while it is gone: free lines.
+    pub(super) kept: Option<[Slot; LINES]>,
+    /// A deputy that should not answer any more, and does.
+    pub(super) late: Option<Late>,
 
     // The controller's record.
     pub(super) active: u8,
@@ -294,6 +312,8 @@ impl World {
             is_freed: false,
             is_decision_lost: false,
             is_gone: false,
+            kept: None,
+            late: None,
             active: 0,
             stage: Stage::Recorded,
             now: 0,
