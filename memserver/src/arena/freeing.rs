@@ -6,7 +6,11 @@
 use core::ops::Range;
 
 use bluebridge_protocol::store::Access;
-use bluebridge_wire::{Location, Status, address::LINE_PAGES};
+use bluebridge_wire::{
+    LinePage, Location, Status,
+    address::LINE_PAGES,
+    line::{LineRecord, Part},
+};
 
 use super::{Arena, Use, frames::pages_of, index_of, narrow};
 use crate::kept::{PageRecord, lines::LineEntry};
@@ -60,14 +64,36 @@ impl Arena {
 
     /// Whether a page is of an own allocation that is being freed.
     pub(super) fn is_being_freed(&self, number: usize) -> bool {
+        self.pages.is_own(number / LINE_PAGES)
+            && self.head_of(number).is_some_and(|head| self.freeing.contains(&head))
+    }
+
+    /// The first page of the allocation that an own page belongs to.
+    fn head_of(&self, number: usize) -> Option<usize> {
         let page = self.pages.state(number);
-        let head = match page.role() {
-            Use::None => return false,
+        match page.role() {
+            Use::None => None,
             Use::Head => Some(number),
             Use::Body => number.checked_sub(page.link as usize),
+        }
+    }
+
+    /// Whether all pages of an allocation that are in an own line come back as free. Nobody else frees it, except who has its
+    /// first page while this server is away.
+    pub(super) fn is_freed_elsewhere(
+        &self,
+        line: usize,
+        number: usize,
+        record: &LineRecord,
+    ) -> bool {
+        let is_freed = |(number, page): (usize, &LinePage)| {
+            let own = self.pages.state(number).colour().generation_and_tag();
+            page.part == Part::Free && page.colour == own
         };
-        self.pages.is_own(number / LINE_PAGES)
-            && head.is_some_and(|head| self.freeing.contains(&head))
+        let head = self.head_of(number);
+        let of_line = pages_of(line).zip(record);
+        let mut of_allocation = of_line.filter(|(other, _)| self.head_of(*other) == head);
+        head.is_some() && of_allocation.all(is_freed)
     }
 
     /// Frees the own pages of an own allocation. Those that are here are allocated again when others are; the others when

@@ -354,8 +354,7 @@ impl Arena {
             let (role, link) = role_of(page.part);
             let is_same = (own.part, own.colour()) == (role, colour_of(page))
                 && (page.part == Part::Free || (own.link, own.space()) == (link, page.space));
-            // Nobody else allocates or frees it, except who has its first page while this server is away.
-            if !is_same && page.part == Part::Free && own.colour() == colour_of(page) {
+            if !is_same && self.is_freed_elsewhere(line, number, record) {
                 return Err(StageError::FreedElsewhere(at));
             }
             if !is_same {
