@@ -1,7 +1,10 @@
 //! The decisions, with readings that are made up, and simulated.
 
+use std::ops::Range;
+
 use proptest::prelude::*;
 
+use super::block::LINE;
 use super::simulation::{Settings, run};
 use super::*;
 use crate::migration::GenerationRange;
