@@ -106,6 +106,14 @@ impl RebalanceRecord {
     }
 }
 
+/// How a part of what a server has is counted.
+#[derive(Clone, Debug)]
+struct Counting {
+    blocks: Vec<Block>,
+    /// Since when it is these blocks.
+    since: Instant,
+}
+
 /// The decisions, and what they are based on.
 #[derive(Clone, Debug, Default)]
 pub struct Rebalancer {
@@ -113,8 +121,8 @@ pub struct Rebalancer {
     above: BTreeMap<NodeId, Instant>,
     hot: BTreeSet<NodeId>,
     full: BTreeSet<NodeId>,
-    /// The blocks that are counted: they divide what the server has of the home.
-    trees: BTreeMap<Tree, Vec<Block>>,
+    /// What is counted: it divides what the server has of the home.
+    trees: BTreeMap<Tree, Counting>,
     stays: Vec<Stay>,
     /// Servers that get nothing for some time.
     paused: BTreeMap<NodeId, Instant>,
@@ -131,14 +139,14 @@ pub struct Rebalancer {
 impl Rebalancer {
     /// Every block that should be counted.
     pub fn counted(&self) -> impl Iterator<Item = Block> + '_ {
-        self.trees.values().flatten().copied()
+        self.trees.values().flat_map(|counting| counting.blocks.iter().copied())
     }
 
     /// Every block that should be counted, with the server whose packets are of interest.
     pub fn counted_at(&self) -> impl Iterator<Item = (NodeId, Block)> + '_ {
-        let of = |((server, _), blocks): (&Tree, &Vec<Block>)| {
+        let of = |((server, _), counting): (&'_ Tree, &'_ Counting)| {
             let server = *server;
-            blocks.clone().into_iter().map(move |block| (server, block))
+            counting.blocks.clone().into_iter().map(move |block| (server, block))
         };
         self.trees.iter().flat_map(of)
     }
@@ -190,8 +198,8 @@ impl Rebalancer {
         self.forget(reading);
         self.note_hot(reading);
         self.note_full(reading);
-        self.trees.retain(|(server, home), blocks| {
-            let Some(held) = reading.server(*server).and_then(|it| held(it, *home)) else {
+        self.trees.retain(|(server, home), Counting { blocks, .. }| {
+            let Some(held) = reading.server(*server).and_then(|it| it.held_of(*home)) else {
                 return false;
             };
             blocks.retain(|block| block.place_count(&held.rows) > 0);
@@ -222,16 +230,6 @@ impl Rebalancer {
             }
         }
         if may_move { self.begin(reading) } else { Vec::new() }
-    }
-
-    /// Forgets what is over.
-    fn forget(&mut self, reading: &Reading) {
-        let now = reading.now;
-        self.paused.retain(|_, until| *until > now);
-        // Longer than they stay, so that pages that move again and again stay longer each time.
-        let is_remembered =
-            |of: &Stay| now.saturating_duration_since(of.since) < reading.stay(of.moves) * 2;
-        self.stays.retain(is_remembered);
     }
 
     fn note_hot(&mut self, reading: &Reading) {
@@ -265,27 +263,33 @@ impl Rebalancer {
         self.full = reading.servers.iter().filter(is_full).map(|server| server.id).collect();
     }
 
-    /// Counts the parts of a block instead of it.
-    fn split(&mut self, reading: &Reading, (server, home): Tree, block: Block) {
-        let Some(held) = reading.server(server).and_then(|it| held(it, home)) else { return };
-        let parts = block.split(&held.rows);
-        let all: usize = self.trees.values().map(Vec::len).sum();
-        let blocks = self.trees.entry((server, home)).or_default();
-        if all + parts.len() <= reading.entries_max.min(ENTRIES_MAX) {
-            blocks.retain(|it| *it != block);
-            blocks.extend(parts);
+    /// Counts the parts of a block instead of it. Pages that moved have entries that count them, so all of a home are one
+    /// block at first.
+    fn split(&mut self, reading: &Reading, tree: Tree, block: Block) {
+        let (server, home) = tree;
+        let Some(held) = reading.server(server).and_then(|it| it.held_of(home)) else { return };
+        let is_first = !self.trees.contains_key(&tree) && home.id() != server;
+        let parts = if is_first { vec![block] } else { block.split(&held.rows) };
+        if self.counted().count() + parts.len() <= reading.entries_max.min(ENTRIES_MAX) {
+            let fresh = || Counting { blocks: Vec::new(), since: reading.now };
+            let counting = self.trees.entry(tree).or_insert_with(fresh);
+            counting.blocks.retain(|it| *it != block);
+            counting.blocks.extend(parts);
+            counting.since = reading.now;
         }
     }
-    /// Servers that may get pages of another one.
+    /// Servers that may get pages of a home from another one.
     fn takers<'a>(
         &'a self,
         reading: &'a Reading,
         giver: &'a Server,
+        home: ContentsRecord,
     ) -> impl Iterator<Item = &'a Server> {
         reading.servers.iter().filter(move |server| {
             server.may_take
                 && server.space == giver.space
                 && server.id != giver.id
+                && (server.id != home.id() || server.contents == Some(home))
                 && !self.paused.contains_key(&server.id)
         })
     }
@@ -357,11 +361,6 @@ impl Rebalancer {
         }
         begun
     }
-}
-
-/// What a server has of a home.
-fn held(server: &Server, home: ContentsRecord) -> Option<&Held> {
-    server.held.as_ref().filter(|held| held.home == home)
 }
 
 #[cfg(test)]

@@ -278,6 +278,11 @@ impl Migrations {
         Ok(server)
     }
 
+    /// Whether a home, or its deputy, can learn now where its pages are.
+    pub(super) fn can_learn(&self, home: NodeId) -> bool {
+        self.deputy_of(home).is_some() || self.check_reachable(home).is_ok()
+    }
+
     fn check_reachable(&self, id: NodeId) -> Result<(), MigrateError> {
         let server = self.servers.get(&id).ok_or(MigrateError::NoServer(id.0))?;
         match &server.link {

@@ -35,14 +35,20 @@ pub struct Server {
     pub may_give: bool,
     /// Whether it may get pages.
     pub may_take: bool,
-    /// What it serves of its own. Clients that know where pages moved send to the endpoint of their server, and that is
-    /// counted for the server only.
-    pub held: Option<Held>,
+    /// What it has itself. A home that lost its memory takes none of its earlier pages back.
+    pub contents: Option<ContentsRecord>,
+    /// What it serves: of its own, and of other homes.
+    pub held: Vec<Held>,
     /// Pages there that are known to be allocated. Needed only if it is full.
     pub allocated: Vec<Pages>,
 }
 
 impl Server {
+    /// What it serves of a home.
+    pub(super) fn held_of(&self, home: ContentsRecord) -> Option<&Held> {
+        self.held.iter().find(|held| held.home == home)
+    }
+
     pub(super) fn is_below(&self, free_pages: u64, share: f64) -> bool {
         (free_pages as f64) < self.total_pages as f64 * share
     }

@@ -1,57 +1,98 @@
 //! Relieves servers that have too much of the traffic.
 
 use std::ops::Range;
+use std::time::Duration;
+
+use bluebridge_wire::NodeId;
 
 use super::block::{self, LINE};
-use super::plan::{Loads, Tree, percent};
+use super::plan::{Loads, percent};
 use super::{
-    Block, ENTRIES_MAX, GAIN, Held, MOVES_MAX, Move, NO_TAKER, PART_MAX, Pages, Places, Plan,
-    Reading, Rebalancer, SPARE, Server, WARM,
+    Block, Counting, ENTRIES_MAX, GAIN, Held, MOVES_MAX, Move, NO_TAKER, PART_MAX, Pages, Places,
+    Plan, Reading, Rebalancer, SETTLE_WINDOWS, SPARE, Server, WARM,
 };
 
+/// How long it may take until a new entry counts, besides the time over which rates are learned.
+const ENTRY_WAIT: Duration = Duration::from_secs(5);
+
 impl Rebalancer {
-    /// The rates of the blocks of a tree, the hottest first; `None` if some are not learned yet.
-    fn hottest(
+    /// The rates of the blocks that are counted of what a server has of a home; `None` if some are not learned yet.
+    fn rates(
         reading: &Reading,
-        (server, _): &Tree,
-        blocks: &[Block],
+        giver: NodeId,
+        of: &Held,
+        counting: &Counting,
     ) -> Option<Vec<(f64, Block)>> {
-        let of_server = || reading.counts.iter().filter(|count| count.at == *server);
+        let at_server: Vec<_> = reading.counts.iter().filter(|count| count.at == giver).collect();
+        // Without an entry for a block, what entries within it count is all that is known.
+        let waited = reading.now.saturating_duration_since(counting.since);
+        let is_late = waited >= reading.window * SETTLE_WINDOWS + ENTRY_WAIT;
         let rate = |block: &Block| {
-            let within = || of_server().filter(|count| block.contains(&count.block));
-            let own = within().find(|count| count.block == *block)?;
+            let within = || at_server.iter().filter(|count| block.contains(&count.block));
+            let is_learned = match within().find(|count| count.block == *block) {
+                Some(own) => own.rate.is_learned,
+                // Pages that moved have entries, which may be shorter than the block that has them all.
+                None => {
+                    let blocks = within().map(|count| &count.block);
+                    within().all(|count| count.rate.is_learned)
+                        && (is_late || block.is_covered(&of.rows, blocks))
+                }
+            };
             let sum = within().map(|count| count.rate.per_second).sum();
-            own.rate.is_learned.then_some((sum, *block))
+            is_learned.then_some((sum, *block))
         };
-        let mut rates: Vec<(f64, Block)> = blocks.iter().map(rate).collect::<Option<_>>()?;
-        rates.sort_by(|(one, a), (other, b)| other.total_cmp(one).then(a.cmp(b)));
-        Some(rates)
+        counting.blocks.iter().map(rate).collect()
+    }
+
+    /// The blocks of a server with their rates, the hottest first. `None` if they are not known yet; then the plan says what
+    /// is to be counted.
+    fn hottest<'a>(
+        &self,
+        reading: &Reading,
+        giver: &'a Server,
+        plan: &mut Plan,
+    ) -> Option<Vec<(f64, Block, &'a Held)>> {
+        let (mut hottest, mut is_known, mut lacks_room) = (Vec::new(), true, false);
+        let mut room = self.room_for_blocks(reading, plan);
+        for of in &giver.held {
+            let tree = (giver.id, of.home);
+            let counting = self.trees.get(&tree).filter(|counting| !counting.blocks.is_empty());
+            if let Some(counting) = counting {
+                let rates = Self::rates(reading, giver.id, of, counting);
+                is_known &= rates.is_some();
+                let of_home = rates.into_iter().flatten();
+                hottest.extend(of_home.map(|(rate, block)| (rate, block, of)));
+                continue;
+            }
+            let needed = if of.home.id() == giver.id { block::PARTS_MAX } else { 1 };
+            if room < needed {
+                lacks_room = true;
+            } else if let Some(root) = Block::root(of.home.id(), &of.rows) {
+                room -= needed;
+                plan.splits.push((tree, root));
+                is_known = false;
+            }
+        }
+        plan.is_counting |= !is_known;
+        if lacks_room && is_known {
+            plan.problems.push(no_entries(giver));
+        }
+        hottest.sort_by(|(one, a, _), (other, b, _)| other.total_cmp(one).then(a.cmp(b)));
+        is_known.then_some(hottest)
+    }
+
+    /// How many more blocks may be counted.
+    fn room_for_blocks(&self, reading: &Reading, plan: &Plan) -> usize {
+        let splits = block::PARTS_MAX * plan.splits.len();
+        let room = reading.entries_max.min(ENTRIES_MAX);
+        room.saturating_sub(self.counted().count() + splits)
     }
 
     /// Moves hot blocks away from a hot server, or has them split.
     pub(super) fn relieve(&self, giver: &Server, loads: &mut Loads<'_>, plan: &mut Plan) {
         let reading = loads.reading;
-        let mut hottest = Vec::new();
-        if let Some(of) = &giver.held {
-            let tree = (giver.id, of.home);
-            let Some(blocks) = self.trees.get(&tree).filter(|blocks| !blocks.is_empty()) else {
-                if reading.entries_max < block::PARTS_MAX {
-                    plan.problems.push(no_entries(giver));
-                    return;
-                }
-                if let Some(root) = Block::root(of.home.id(), &of.rows) {
-                    plan.splits.push((tree, root));
-                }
-                plan.is_counting = true;
-                return;
-            };
-            let Some(rates) = Self::hottest(reading, &tree, blocks) else {
-                plan.is_counting = true;
-                return;
-            };
-            hottest.extend(rates.into_iter().map(|(rate, block)| (rate, block, of)));
-        }
-        hottest.sort_by(|(one, ..), (other, ..)| other.total_cmp(one));
+        let known = plan.problems.len();
+        let Some(hottest) = self.hottest(reading, giver, plan) else { return };
         let mean = loads.mean(giver.space);
         // What blocks that are to be split will relieve it of.
         let (mut expected, mut splits, mut made) = (0.0, Vec::new(), 0);
@@ -70,11 +111,14 @@ impl Rebalancer {
             let can_split = 1 << block.order > LINE;
             let is_movable = (1..=PART_MAX).contains(&count) && reading.is_worth(count, rate);
             let left = |taker: &Server| loads.free(taker.id).saturating_sub(count);
-            let roomy =
-                || self.takers(reading, giver).filter(|taker| !taker.is_below(left(taker), SPARE));
+            let takers = || self.takers(reading, giver, of.home);
+            let roomy = || takers().filter(|taker| !taker.is_below(left(taker), SPARE));
+            let has_left =
+                |taker: &Server| rows.iter().any(|row| self.has_left(&of_home(row), taker.id));
             let coolest = roomy()
+                .filter(|taker| !has_left(taker))
                 .min_by(|one, other| loads.rate(one.id).total_cmp(&loads.rate(other.id)))
-                // What moved is counted for its server only, so it cannot be divided there.
+                // What can be divided must not make its taker hot: it would have to be counted there first.
                 .filter(|taker| match can_split {
                     true => loads.stays_warm(taker, rate),
                     false => loads.stays_cool(giver, taker.id, rate),
@@ -106,10 +150,12 @@ impl Rebalancer {
                         "pages that moved a short time ago, or are moving, stay"
                     } else if !reading.is_worth(count, rate) {
                         "its pages have too little traffic for this window; use a longer --window"
-                    } else if self.takers(reading, giver).next().is_none() {
+                    } else if takers().next().is_none() {
                         NO_TAKER
                     } else if roomy().next().is_none() {
                         "no other server has room"
+                    } else if roomy().all(has_left) {
+                        "pages do not go back to a server from which they moved a short time ago"
                     } else {
                         "single lines of pages are too hot for any other server"
                     };
@@ -117,9 +163,7 @@ impl Rebalancer {
                 }
             }
         }
-        let room = reading.entries_max.min(ENTRIES_MAX);
-        let counted: usize = self.trees.values().map(Vec::len).sum();
-        let has_room = counted + block::PARTS_MAX * (plan.splits.len() + 1) <= room;
+        let has_room = self.room_for_blocks(reading, plan) >= block::PARTS_MAX;
         if !splits.is_empty() && has_room {
             // What was decided would change what the parts have.
             let first = plan.moves.len() - made;
@@ -133,11 +177,12 @@ impl Rebalancer {
         } else if made == 0 && !splits.is_empty() {
             // The entries are where it was hot before.
             plan.recounts.push(giver.id);
+            plan.problems.truncate(known);
             plan.problems.push(no_entries(giver));
             plan.is_counting = true;
-        } else if made == 0 && loads.rate(giver.id) > WARM * mean {
+        } else if made == 0 && plan.problems.len() == known && loads.rate(giver.id) > WARM * mean {
             let why = why.unwrap_or(
-                "its traffic is on pages that moved there, or on many that have too little each",
+                "its traffic is on many pages that have too little each, or on none that are counted",
             );
             plan.problems.push(format!("{} has too much of the traffic: {why}", giver.name));
         }

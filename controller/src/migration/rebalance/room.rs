@@ -73,12 +73,12 @@ impl Rebalancer {
                     (count > 0).then(|| (share, rate_of(&cut), cut))
                 };
                 let offers = self
-                    .takers(reading, giver)
+                    .takers(reading, giver, run.home)
                     .filter_map(|taker| Some((taker, offer(taker)?)))
                     .filter(|(taker, (_, rate, _))| loads.stays_cool(giver, taker.id, *rate));
                 let best = offers.max_by(|(_, (one, ..)), (_, (other, ..))| one.total_cmp(other));
                 let Some((taker, (_, rate, cut))) = best else {
-                    why = match self.takers(reading, giver).next() {
+                    why = match self.takers(reading, giver, run.home).next() {
                         None if Self::is_alone(reading, giver) => "there is no other server",
                         None => NO_TAKER,
                         Some(_) => "no other server has room without being too hot",

@@ -1,7 +1,10 @@
 //! Pages that moved stay for some time, so that none go back and forth.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Instant;
+
+use bluebridge_wire::NodeId;
 
 use super::block::LINE;
 use super::{Move, Pages, Reading, Rebalancer};
@@ -11,6 +14,8 @@ use super::{Move, Pages, Reading, Rebalancer};
 pub(super) struct Stay {
     pub(super) pages: Pages,
     pub(super) moves: u32,
+    /// Servers from which they were moved because of traffic or room: they do not take them back while this is remembered.
+    pub(super) left: BTreeSet<NodeId>,
     pub(super) since: Instant,
 }
 
@@ -22,11 +27,13 @@ impl Stay {
 }
 
 impl Rebalancer {
-    /// Notes that pages moved, whoever decided it: they stay for some time.
-    pub fn note_moved(&mut self, now: Instant, pages: Pages) {
+    /// Notes that pages moved, whoever decided it: they stay for some time. If it was decided here, the giver does not get
+    /// them back for twice that time.
+    pub fn note_moved(&mut self, now: Instant, pages: Pages, giver: Option<NodeId>) {
         let (same, others): (Vec<_>, Vec<_>) =
             self.stays.drain(..).partition(|of| of.pages.overlaps(&pages));
         let moves = same.iter().map(|of| of.moves).max().unwrap_or(0).saturating_add(1);
+        let left = same.iter().flat_map(|of| of.left.iter().copied()).chain(giver).collect();
         self.stays = others;
         // What is not part of this move keeps its own time.
         for of in same {
@@ -37,7 +44,22 @@ impl Rebalancer {
                 self.stays.push(Stay { pages, ..of.clone() });
             }
         }
-        self.stays.push(Stay { pages, moves, since: now });
+        self.stays.push(Stay { pages, moves, left, since: now });
+    }
+
+    /// Forgets what is over.
+    pub(super) fn forget(&mut self, reading: &Reading) {
+        let now = reading.now;
+        self.paused.retain(|_, until| *until > now);
+        // Longer than they stay, so that pages that move again and again stay longer each time.
+        let is_remembered =
+            |of: &Stay| now.saturating_duration_since(of.since) < reading.stay(of.moves) * 2;
+        self.stays.retain(is_remembered);
+    }
+
+    /// Whether a server gave pages away a short time ago.
+    pub(super) fn has_left(&self, pages: &Pages, server: NodeId) -> bool {
+        self.stays.iter().any(|of| of.left.contains(&server) && of.pages.overlaps(pages))
     }
 
     /// Whether pages may not move now.
