@@ -19,7 +19,7 @@ use crate::migration::rebalance::{
     Block, Count, ENTRIES_MAX, Move, Pages, Plan, Rate, Rates, Reading, RebalanceRecord,
     Rebalancer, Server,
 };
-use crate::migration::{End, GenerationRange, MigrateError, MigrationRecord, Moves, Wanted};
+use crate::migration::{End, GenerationRange, MigrateError, MigrationRecord, Moves, Stage, Wanted};
 
 /// How the reasons of own migrations begin, by which they are known again after a restart.
 const REASON: &str = "rebalancing: ";
@@ -352,6 +352,20 @@ impl Core {
         }
     }
 
+    /// Ends own migrations to a server that is drained: what still arrived would have to leave again. Those away from it
+    /// go on.
+    pub(super) fn cancel_balancing(&mut self, drained: NodeId) {
+        let open = self.migrations.iter().map(|shown| shown.record);
+        let to_it = open.filter(|record| {
+            is_own(record) && record.taker.id() == drained && record.stage < Stage::Ending
+        });
+        let ids: Vec<u64> = to_it.map(|record| record.id).collect();
+        let name = self.migrations.name(drained);
+        for id in ids {
+            self.migrations.cancel_because(id, &format!("{name} is drained"));
+        }
+    }
+
     /// Whether a migration was refused because of the server that would take the pages.
     fn is_of_taker(&self, error: &MigrateError, taker: NodeId) -> bool {
         let named = |name: &str| self.node(taker).is_some_and(|it| it.record.name == name);
@@ -439,7 +453,8 @@ impl Core {
         of.servers.note(window, counters.at, of.sums.clone());
     }
 
-    fn reading(
+    /// What is known now.
+    pub(super) fn reading(
         &self,
         now: Instant,
         window: Duration,

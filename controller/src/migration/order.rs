@@ -184,7 +184,7 @@ impl MigrationRecord {
     #[must_use]
     pub fn why(&self, name: impl Fn(NodeId) -> String) -> Option<String> {
         Some(match self.end.as_ref()? {
-            End::Cancelled => "an operator cancelled it".to_owned(),
+            End::Cancelled => "it was cancelled".to_owned(),
             End::GiverLost => format!("{} lost its memory", name(self.giver.id())),
             End::TakerLost => format!("{} lost its memory", name(self.taker.id())),
             End::TakerAway => format!(

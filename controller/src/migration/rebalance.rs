@@ -211,6 +211,14 @@ impl Rebalancer {
         if self.counted().count() > reading.entries_max {
             self.trees.clear();
         }
+        // What was decided with a server that takes no part any more is decided anew without it.
+        let takes_part = |made: &Move| {
+            reading.server(made.giver).is_some_and(|it| it.may_give)
+                && reading.server(made.taker).is_some_and(|it| it.may_take)
+        };
+        if !self.waiting.iter().all(takes_part) {
+            self.waiting.clear();
+        }
         let now = reading.now;
         if reading.open_count > 0 {
             self.settled_at = Some(now + reading.window * SETTLE_WINDOWS);
@@ -342,9 +350,7 @@ impl Rebalancer {
                 break;
             }
             self.waiting.pop_front();
-            let can = reading.server(next.giver).is_some_and(|it| it.may_give)
-                && reading.server(next.taker).is_some_and(|it| it.may_take)
-                && !self.paused.contains_key(&next.taker)
+            let can = !self.paused.contains_key(&next.taker)
                 && !next.pages().any(|pages| self.is_bound(reading, &[], &pages));
             if !can {
                 continue;

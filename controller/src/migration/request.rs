@@ -265,6 +265,15 @@ impl Migrations {
         Ok(())
     }
 
+    /// As [`Self::cancel`], by the controller; why is added to the reason of the migration, for people.
+    pub(crate) fn cancel_because(&mut self, id: u64, why: &str) {
+        if self.cancel(id).is_ok() {
+            self.edit(id, |record| {
+                record.reason = format!("{}; cancelled, because {why}", record.reason);
+            });
+        }
+    }
+
     /// A memory server of a space.
     fn member(&self, id: NodeId, space: Space) -> Result<&Server, MigrateError> {
         let server = self.servers.get(&id).ok_or(MigrateError::NoServer(id.0))?;

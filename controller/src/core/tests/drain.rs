@@ -27,7 +27,7 @@ pub(super) struct Rack {
     scattered: BTreeSet<NodeId>,
     away: BTreeSet<NodeId>,
     /// The allocated pages of each home.
-    own: BTreeMap<NodeId, Vec<Range<u64>>>,
+    pub(super) own: BTreeMap<NodeId, Vec<Range<u64>>>,
 }
 
 impl Rack {
@@ -148,7 +148,7 @@ impl Rack {
     }
 
     /// One step of draining a server, as the service does it. Returns whether the server is drained.
-    fn step(&mut self, id: NodeId) -> bool {
+    pub(super) fn step(&mut self, id: NodeId) -> bool {
         let own = self.own.get(&id).cloned().unwrap_or_default();
         if self.core.migrations().is_draining(id)
             && !self.away.contains(&id)
@@ -160,7 +160,7 @@ impl Rack {
         self.is_drained(id)
     }
 
-    fn is_drained(&self, id: NodeId) -> bool {
+    pub(super) fn is_drained(&self, id: NodeId) -> bool {
         self.core.migrations().drain_of(id).is_some_and(|drain| drain.is_done)
     }
 
