@@ -119,6 +119,9 @@ impl Migrations {
         if let Some(words) = &of.put_off {
             return Some(words.clone());
         }
+        if let Some(words) = &of.complaint {
+            return Some(words.clone());
+        }
         for party in [record.giver.id(), record.taker.id(), record.home.id()] {
             let unaware = self.losses.get(&party).into_iter().flat_map(|loss| &loss.unaware);
             let names: Vec<String> = unaware.map(|node| self.name(NodeId(*node))).collect();
@@ -133,8 +136,9 @@ impl Migrations {
             }
             Stage::Settled => {
                 let elsewhere = self.elsewhere.get(&record.home);
-                if elsewhere.is_some_and(|of| of.record.is_pending) {
-                    return Some("servers must report what they have".to_owned());
+                if let Some(of) = elsewhere.filter(|of| of.record.is_pending) {
+                    let must = || "servers must report what they have".to_owned();
+                    return Some(of.complaint.clone().unwrap_or_else(must));
                 }
                 match self.deputy_of(record.home.id()) {
                     Some(of) => {

@@ -144,7 +144,7 @@ impl Rebalancer {
 
     /// Every block that should be counted, with the server whose packets are of interest.
     pub fn counted_at(&self) -> impl Iterator<Item = (NodeId, Block)> + '_ {
-        let of = |((server, _), counting): (&'_ Tree, &'_ Counting)| {
+        let of = |((server, _), counting): (&Tree, &Counting)| {
             let server = *server;
             counting.blocks.clone().into_iter().map(move |block| (server, block))
         };

@@ -5,6 +5,7 @@ use std::ops::Range;
 use bluebridge_wire::address::{LINE_PAGES, PAGE_SHIFT, SHARD_SHIFT};
 use bluebridge_wire::{ArenaGeneration, NodeId, Space};
 
+use super::report::{HOME_ROWS_MAX, MIGRATION_PAGES_MAX};
 use super::{
     Change, ContentsRecord, End, MIGRATIONS_MAX, Migration, MigrationRecord, Migrations, PageMap,
     Server, Stage,
@@ -30,6 +31,16 @@ pub struct Wanted {
     pub pages: Option<Range<u64>>,
     /// The server that is to serve them.
     pub taker: NodeId,
+}
+
+/// A range in parts that are small enough for a migration.
+fn divided(pages: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let Range { start, end } = pages;
+    let count = (end.saturating_sub(start)).div_ceil(MIGRATION_PAGES_MAX);
+    (0..count).map(move |number| {
+        let first = start + number * MIGRATION_PAGES_MAX;
+        first..end.min(first + MIGRATION_PAGES_MAX)
+    })
 }
 
 /// Why nothing moves. A request is granted as a whole or refused as a whole.
@@ -108,6 +119,16 @@ pub enum MigrateError {
         /// The home's name.
         server: String,
     },
+    /// A server reported what cannot be right, or more than can be handled.
+    #[error(
+        "where pages of {server} are is not known: {complaint}; restart that server without its memory to give them up"
+    )]
+    BadReport {
+        /// The home's name.
+        server: String,
+        /// Which server, and why its report is ignored.
+        complaint: String,
+    },
     /// A server with new contents does not take pages of its lost ones back.
     #[error("{server} lost the memory that these pages are part of, so it cannot take them back")]
     LostHome {
@@ -116,9 +137,20 @@ pub enum MigrateError {
     },
     /// Too many servers or shards have a part of the range.
     #[error(
-        "the range has more than {PARTS_MAX} parts at several servers and shards; move less at once"
+        "the range has more than {PARTS_MAX} parts at several servers and shards, or of 4 GiB; move less at once"
     )]
     Scattered,
+    /// The pages of a home are in too many rows.
+    #[error(
+        "the pages of {server} that are elsewhere are in {rows} rows, and at most {HOME_ROWS_MAX} are possible; move \
+         neighbouring pages to the same server, or back"
+    )]
+    Fragmented {
+        /// The home's name.
+        server: String,
+        /// The rows.
+        rows: usize,
+    },
     /// There are too many open migrations.
     #[error(
         "{MIGRATIONS_MAX} migrations are open, which is the maximum; wait until some are closed"
@@ -164,8 +196,10 @@ impl Migrations {
         let taker_server = self.member(wanted.taker, wanted.space)?;
         let home = self.contents_of(home_server, wanted)?;
         let server = || home_server.name.clone();
-        if self.elsewhere.get(&home).is_some_and(|of| of.record.is_pending) {
-            return Err(MigrateError::Unsettled { server: server() });
+        if let Some(of) = self.elsewhere.get(&home).filter(|of| of.record.is_pending) {
+            let unsettled = MigrateError::Unsettled { server: server() };
+            let bad = |complaint| MigrateError::BadReport { server: server(), complaint };
+            return Err(of.complaint.clone().map_or(unsettled, bad));
         }
         let is_here = self.is_present(home);
         if wanted.taker == wanted.home && !is_here {
@@ -179,7 +213,7 @@ impl Migrations {
                 match giver {
                     None => is_lost = true,
                     Some(giver) if giver == taker => there.push((part, giver)),
-                    Some(giver) => parts.push((part, giver)),
+                    Some(giver) => parts.extend(divided(part).map(|part| (part, giver))),
                 }
             }
         }
@@ -198,6 +232,7 @@ impl Migrations {
             _ => return Err(MigrateError::Scattered),
         }
         self.check_free(home, &parts)?;
+        self.check_rows_of(home, home_server, parts.len())?;
         let givers = parts.iter().map(|(_, giver)| giver.id());
         // In place of a home that is gone its deputy learns where the pages are.
         let learns = Some(wanted.home).filter(|home| self.deputy_of(*home).is_none());
@@ -412,6 +447,22 @@ impl Migrations {
             }
         }
         Ok(())
+    }
+
+    /// Checks that servers can still report where the pages of a home are when parts of it have moved.
+    fn check_rows_of(
+        &self,
+        home: ContentsRecord,
+        server: &Server,
+        part_count: usize,
+    ) -> Result<(), MigrateError> {
+        let rows = self.elsewhere.get(&home).map_or(0, |of| of.record.rows.iter().count());
+        match rows + part_count {
+            rows if rows > HOME_ROWS_MAX => {
+                Err(MigrateError::Fragmented { server: server.name.clone(), rows })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// A range epoch that is greater than any before for the lines of these servers.
