@@ -3,6 +3,8 @@
 //! All workers share its regions. Each page says which page it is and how often it was changed, so whoever reads it
 //! knows whether its bytes belong together, are of this page, and are as new as what was acknowledged before.
 
+mod zipf;
+
 use std::{
     ops::Range,
     sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
@@ -18,6 +20,7 @@ use rand::{Rng, SeedableRng, rngs::SmallRng};
 use serde::Serialize;
 
 use crate::summary::{Samples, Summary};
+use zipf::Zipf;
 
 /// Pages at the end of each region, each with a word that is incremented.
 const COUNTERS: usize = 16;
@@ -32,6 +35,8 @@ pub struct Load {
     /// Pages of each region, without its counters.
     region_pages: usize,
     has_updates: bool,
+    /// How often lines are used, if not alike.
+    zipf: Option<Zipf>,
     /// How often each page was changed; stored after the acknowledgement.
     acknowledged: Vec<AtomicU32>,
     phase: AtomicUsize,
@@ -279,6 +284,7 @@ impl Load {
             regions,
             region_pages,
             has_updates,
+            zipf: None,
             acknowledged: (0..page_total).map(|_| AtomicU32::new(1)).collect(),
             phase: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
@@ -293,6 +299,24 @@ impl Load {
             client.write(load.at(part.start)?, bytes)?;
         }
         Ok(Self { begun: Instant::now(), ..load })
+    }
+
+    /// Uses the line of rank n `n.powf(-exponent)` times as often as the hottest one, and reads in the place of FETCH_ADDs.
+    #[must_use]
+    pub fn with_zipf(self, exponent: f64) -> Self {
+        Self { zipf: Some(Zipf::new(self.acknowledged.len(), exponent)), ..self }
+    }
+
+    /// The first of so many pages that are used next, at most a line; there may be fewer at the end of a region.
+    fn pick(&self, random: &mut SmallRng, count: usize) -> usize {
+        let last = self.acknowledged.len() - count;
+        match &self.zipf {
+            None => random.random_range(0..=last),
+            Some(zipf) => {
+                let line = zipf.line(random);
+                line.start + random.random_range(0..=line.len().saturating_sub(count))
+            }
+        }
     }
 
     /// Where a page is; those of the next region follow those of the one before.
@@ -358,7 +382,7 @@ impl Load {
     }
 
     /// Works until [`Load::stop`]: READs of one page (50 %) and of eight (10 %), WRITEs or UPDATEs of a page (30 %) and
-    /// FETCH_ADDs (10 %), all at random places. Of `count` workers, number `number` writes every page of which it is the
+    /// FETCH_ADDs (10 %), all at places that are random and alike unless [`Load::with_zipf`] was called. Of `count` workers, number `number` writes every page of which it is the
     /// remainder.
     fn work<T: Transport>(&self, mut client: Client<T>, number: usize, count: usize) -> Seen {
         let mut seen = Seen::default();
@@ -379,12 +403,16 @@ impl Load {
                 50..60 => self.read(&mut client, &mut seen, &mut random, &mut bytes),
                 60..90 => {
                     let choices = self.acknowledged.len() / count;
-                    let page = random.random_range(0..choices) * count + number;
+                    let choice = (self.pick(&mut random, 1) / count).min(choices - 1);
+                    let page = choice * count + number;
                     let bytes = &mut bytes[..PAGE_BYTES];
                     match self.has_updates && random.random() {
                         true => self.update(&mut client, &mut seen, page, bytes),
                         false => self.write(&mut client, page, bytes),
                     }
+                }
+                _ if self.zipf.is_some() => {
+                    self.read(&mut client, &mut seen, &mut random, &mut bytes[..PAGE_BYTES])
                 }
                 _ => self.increment(&mut client, &mut seen, &mut random),
             };
@@ -409,7 +437,7 @@ impl Load {
         bytes: &mut [u8],
     ) -> Result<(), Error> {
         let count = bytes.len() / PAGE_BYTES;
-        let first = random.random_range(0..=self.acknowledged.len() - count);
+        let first = self.pick(random, count);
         // Pages of two regions are not one after the other.
         let end = (first / self.region_pages + 1) * self.region_pages;
         let first = first.min(end - count);

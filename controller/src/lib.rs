@@ -29,6 +29,7 @@ use std::time::Duration;
 #[cfg(feature = "tls")]
 use std::time::SystemTime;
 
+use bluebridge_northbound::ATTEND_BYTES_MAX;
 use bluebridge_northbound::proto::{
     controller_server::ControllerServer, operations_server::OperationsServer,
 };
@@ -226,14 +227,16 @@ impl Controller {
         let operators = Operators::new(Arc::clone(&shared), self.config.operators);
         let rebalancing = operators.rebalancing();
         let server = self.server.add_service(service);
-        let serving =
-            server.add_service(OperationsServer::new(operators)).serve_with_incoming_shutdown(
-                TcpIncoming::from(self.listener).with_nodelay(Some(true)),
-                async {
-                    // A dropped sender ends the server as well.
-                    drop(stopped.await);
-                },
-            );
+        // Reports of memory servers are the largest messages.
+        let operations =
+            OperationsServer::new(operators).max_decoding_message_size(ATTEND_BYTES_MAX);
+        let serving = server.add_service(operations).serve_with_incoming_shutdown(
+            TcpIncoming::from(self.listener).with_nodelay(Some(true)),
+            async {
+                // A dropped sender ends the server as well.
+                drop(stopped.await);
+            },
+        );
         tokio::pin!(serving);
         let outcome = tokio::select! {
             () = shutdown => Ok(()),

@@ -142,11 +142,13 @@ struct Migration {
     progress: Progress,
     /// Why the order that is due is put off: a server refused it.
     put_off: Option<String>,
+    /// Why the last report of what the taker has is ignored.
+    complaint: Option<String>,
 }
 
 impl Migration {
     fn new(record: MigrationRecord) -> Self {
-        Self { record, fences: None, progress: Progress::default(), put_off: None }
+        Self { record, fences: None, progress: Progress::default(), put_off: None, complaint: None }
     }
 }
 
@@ -156,6 +158,14 @@ struct Elsewhere {
     record: ElsewhereRecord,
     /// Of the round that has the number of the version.
     claims: BTreeMap<NodeId, Claims>,
+    /// Why the last report of this round is ignored.
+    complaint: Option<String>,
+}
+
+impl Elsewhere {
+    const fn new(record: ElsewhereRecord) -> Self {
+        Self { record, claims: BTreeMap::new(), complaint: None }
+    }
 }
 
 /// A migration in the view of operators.
@@ -210,8 +220,7 @@ impl Migrations {
     ) -> Self {
         let memory = nodes.into_iter().filter(|record| record.role == Role::Memory);
         let with_id = |record: MigrationRecord| (record.id, Migration::new(record));
-        let of_home =
-            |record: ElsewhereRecord| (record.home, Elsewhere { record, claims: BTreeMap::new() });
+        let of_home = |record: ElsewhereRecord| (record.home, Elsewhere::new(record));
         let mut this = Self {
             servers: memory.map(|record| (record.id(), Server::of(record))).collect(),
             all: stored.records.into_iter().map(with_id).collect(),
@@ -474,14 +483,12 @@ impl Migrations {
             rows: PageMap::default(),
             lost: PageMap::default(),
         };
-        let of = self
-            .elsewhere
-            .entry(home)
-            .or_insert_with(|| Elsewhere { record: fresh(), claims: BTreeMap::new() });
+        let of = self.elsewhere.entry(home).or_insert_with(|| Elsewhere::new(fresh()));
         change(&mut of.record);
         of.record.version += 1;
         // Reports of different moments do not fit together.
         of.claims.clear();
+        of.complaint = None;
         self.is_moved = true;
         self.changes.push(Change::Elsewhere(of.record.clone()));
     }

@@ -305,7 +305,8 @@ async fn call(
     };
     let first = proto::AttendRequest { id: 0, body: Some(ReplyBody::Member(member)) };
     let _ = replies.try_send(first);
-    let mut client = OperationsClient::new(channel);
+    let mut client =
+        OperationsClient::new(channel).max_decoding_message_size(crate::ATTEND_BYTES_MAX);
     let mut queries = client.attend(ReceiverStream::new(outgoing)).await?.into_inner();
     *opened = Some(Instant::now());
     shared.orders.begin(replies.clone());

@@ -38,6 +38,12 @@ pub const CONTROLLER_PORT: u16 = 7700;
 /// The longest name of an endpoint, in bytes.
 pub const NAME_BYTES_MAX: usize = 64;
 
+/// The most rows of pages in a message between a memory server and the controller.
+pub const ATTEND_ROWS_MAX: usize = 1 << 18;
+
+/// The largest of these messages, with so many rows.
+pub const ATTEND_BYTES_MAX: usize = 8 << 20;
+
 /// Whether an endpoint may have this name: 1 to [`NAME_BYTES_MAX`] ASCII letters, digits, `.`,
 /// `_` and `-`.
 #[must_use]

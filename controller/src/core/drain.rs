@@ -33,6 +33,9 @@ impl Core {
     /// Returns whether that is new; `None` if there is no such server.
     pub fn drain(&mut self, node: NodeId) -> Option<bool> {
         let is_new = self.migrations.drain(node)?;
+        if is_new {
+            self.cancel_balancing(node);
+        }
         self.note(node);
         Some(is_new)
     }

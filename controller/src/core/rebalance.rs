@@ -13,12 +13,13 @@ use bluebridge_p4::pipeline::{Action, Forward, Key};
 use bluebridge_wire::address::{NODE_PREFIX_LEN, PAGE_SHIFT};
 use bluebridge_wire::{ArenaGeneration, NodeId, Space};
 
+use super::desired::Route;
 use super::{Body, Change, Core, Node, Role, SwitchId, Tables};
 use crate::migration::rebalance::{
     Block, Count, ENTRIES_MAX, Move, Pages, Plan, Rate, Rates, Reading, RebalanceRecord,
     Rebalancer, Server,
 };
-use crate::migration::{GenerationRange, MigrateError, MigrationRecord, Moves, Wanted};
+use crate::migration::{End, GenerationRange, MigrateError, MigrationRecord, Moves, Stage, Wanted};
 
 /// How the reasons of own migrations begin, by which they are known again after a restart.
 const REASON: &str = "rebalancing: ";
@@ -155,6 +156,15 @@ impl Rebalancing {
 /// Whether a migration is open that was decided here.
 fn is_own(record: &MigrationRecord) -> bool {
     record.is_open() && record.reason.starts_with(REASON)
+}
+
+/// Whether a migration ended early, and its giver did not refuse it: then another taker would have the same end.
+fn is_takers_fault(record: &MigrationRecord) -> bool {
+    match record.end {
+        None | Some(End::GiverLost) => false,
+        Some(End::Refused { node, .. }) => node != record.giver.node,
+        Some(End::Cancelled | End::TakerAway | End::TakerLost) => true,
+    }
 }
 
 /// The key of a block.
@@ -321,7 +331,7 @@ impl Core {
             match self.migrate_because(&wanted, &format!("{REASON}{}", made.reason)) {
                 Ok(ids) => {
                     let pages = Pages { home: made.home, pages: first..last.saturating_add(1) };
-                    self.rebalancing.rebalancer.note_moved(now, pages);
+                    self.rebalancing.rebalancer.note_moved(now, pages, Some(made.giver));
                     step.began.push(format!(
                         "migrations {ids:?}: pages {first} to {last} of {home} move to {taker}; {}",
                         made.reason
@@ -339,6 +349,20 @@ impl Core {
                     ));
                 }
             }
+        }
+    }
+
+    /// Ends own migrations to a server that is drained: what still arrived would have to leave again. Those away from it
+    /// go on.
+    pub(super) fn cancel_balancing(&mut self, drained: NodeId) {
+        let open = self.migrations.iter().map(|shown| shown.record);
+        let to_it = open.filter(|record| {
+            is_own(record) && record.taker.id() == drained && record.stage < Stage::Ending
+        });
+        let ids: Vec<u64> = to_it.map(|record| record.id).collect();
+        let name = self.migrations.name(drained);
+        for id in ids {
+            self.migrations.cancel_because(id, &format!("{name} is drained"));
         }
     }
 
@@ -363,8 +387,8 @@ impl Core {
             // After a start it is not known when pages moved.
             for record in self.migrations.elsewhere() {
                 for (pages, _) in record.rows.iter() {
-                    of.rebalancer
-                        .note_moved(now, Pages { home: record.home, pages: pages.clone() });
+                    let pages = Pages { home: record.home, pages: pages.clone() };
+                    of.rebalancer.note_moved(now, pages, None);
                 }
             }
         }
@@ -373,12 +397,13 @@ impl Core {
         let mut last_id = of.last_id.unwrap_or_default();
         for shown in self.migrations.iter() {
             let record = shown.record;
-            if of.last_id.is_some_and(|last| record.id > last) {
+            if of.last_id.map_or(record.is_open(), |last| record.id > last) {
                 let pages = Pages { home: record.home, pages: record.pages.clone() };
-                of.rebalancer.note_moved(now, pages);
+                let giver = Some(record.giver.id()).filter(|_| is_own(record));
+                of.rebalancer.note_moved(now, pages, giver);
             }
             last_id = last_id.max(record.id);
-            if !record.is_open() && of.own.contains(&record.id) && record.end.is_some() {
+            if !record.is_open() && of.own.contains(&record.id) && is_takers_fault(record) {
                 of.rebalancer.note_failed(now + window * 2, record.taker.id());
             }
         }
@@ -428,22 +453,31 @@ impl Core {
         of.servers.note(window, counters.at, of.sums.clone());
     }
 
-    fn reading(
+    /// What is known now.
+    pub(super) fn reading(
         &self,
         now: Instant,
         window: Duration,
         allocated: &BTreeMap<NodeId, Vec<Range<u64>>>,
     ) -> Reading {
         let of = &self.rebalancing;
-        let rates: BTreeMap<NodeId, Rate> = of
-            .switches
-            .values()
-            .flat_map(|it| it.servers.iter(window))
+        // What a switch counted for a server that has gone to another one since is that of before.
+        let local = of.switches.iter().map(|(switch, it)| {
+            let servers: BTreeSet<NodeId> = self.local_servers(*switch).into_values().collect();
+            (it, servers)
+        });
+        let local: Vec<_> = local.collect();
+        let rates: BTreeMap<NodeId, Rate> = local
+            .iter()
+            .flat_map(|(it, servers)| {
+                it.servers.iter(window).filter(|(server, _)| servers.contains(*server))
+            })
             .map(|(server, rate)| (*server, rate))
             .collect();
-        let counts = of.switches.values().flat_map(|it| {
+        let counts = local.iter().flat_map(|(it, servers)| {
             it.entries.iter(window).filter_map(|(key, rate)| {
-                Some(Count { block: key_block(key)?, at: *it.leads.get(key)?, rate })
+                let at = it.leads.get(key).copied().filter(|at| servers.contains(at))?;
+                Some(Count { block: key_block(key)?, at, rate })
             })
         });
         let memory = self.nodes.values().filter(|node| node.record.role == Role::Memory);
@@ -483,6 +517,7 @@ impl Core {
             rate: rate.copied().unwrap_or(Rate { per_second: 0.0, is_learned: false }),
             may_give: can,
             may_take: can,
+            contents: self.migrations.contents(id),
             held: self.migrations.held(id, generations),
             allocated: left
                 .into_iter()
@@ -506,15 +541,17 @@ impl Core {
         let mut counting = Vec::new();
         for (server, block) in self.rebalancing.rebalancer.counted_at() {
             let Some(node) = self.nodes.get(&server) else { continue };
-            if !self.route(switch, node).is_some_and(|route| route.is_local) {
-                continue;
-            }
+            let Some(Route { port, is_local: true }) = self.route(switch, node) else { continue };
             let key = block_key(node.record.space(), &block);
             let Key::Directory { prefix, prefix_len } = key else { continue };
             if tables.entries.contains_key(&key) || counting.len() >= room {
                 continue;
             }
-            counting.extend(shorter(tables, prefix, prefix_len).map(|body| (key, body.clone())));
+            let body = shorter(tables, prefix, prefix_len);
+            // A block with pages that moved there may have others around them. Those have entries of their own.
+            let to_server = Action::Forward(Forward { port, dst_mac: node.record.mac() });
+            let body = body.filter(|body| body.action.as_ref() == Some(&to_server));
+            counting.extend(body.map(|body| (key, body.clone())));
         }
         tables.entries.extend(counting);
     }

@@ -126,6 +126,9 @@ impl Migrations {
         if let Some(words) = &of.put_off {
             return Some(words.clone());
         }
+        if let Some(words) = &of.complaint {
+            return Some(words.clone());
+        }
         for party in [record.giver.id(), record.taker.id(), record.home.id()] {
             let unaware = self.losses.get(&party).into_iter().flat_map(|loss| &loss.unaware);
             let names: Vec<String> = unaware.map(|node| self.name(NodeId(*node))).collect();
@@ -140,8 +143,9 @@ impl Migrations {
             }
             Stage::Settled => {
                 let elsewhere = self.elsewhere.get(&record.home);
-                if elsewhere.is_some_and(|of| of.record.is_pending) {
-                    return Some("servers must report what they have".to_owned());
+                if let Some(of) = elsewhere.filter(|of| of.record.is_pending) {
+                    let must = || "servers must report what they have".to_owned();
+                    return Some(of.complaint.clone().unwrap_or_else(must));
                 }
                 match self.deputy_of(record.home.id()) {
                     Some(of) => {
@@ -191,7 +195,7 @@ impl MigrationRecord {
     #[must_use]
     pub fn why(&self, name: impl Fn(NodeId) -> String) -> Option<String> {
         Some(match self.end.as_ref()? {
-            End::Cancelled => "an operator cancelled it".to_owned(),
+            End::Cancelled => "it was cancelled".to_owned(),
             End::GiverLost => format!("{} lost its memory", name(self.giver.id())),
             End::TakerLost => format!("{} lost its memory", name(self.taker.id())),
             End::TakerAway => format!(

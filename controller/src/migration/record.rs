@@ -88,7 +88,7 @@ pub enum Stage {
 /// Why a migration ends before all lines have moved.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum End {
-    /// An operator cancelled it.
+    /// An operator cancelled it, or the controller did: then the reason of the migration says why.
     Cancelled,
     /// The giver lost its memory.
     GiverLost,

@@ -10,8 +10,15 @@ use bluebridge_wire::address::{LINE_PAGES, OFFSET_BITS, PAGE_SHIFT};
 use super::loss::Claims;
 use super::{ContentsRecord, End, MigrationRecord, Migrations, Progress, Stage, record};
 
-/// The most rows in a report.
+/// The most rows that a taker reports of a migration. [`MIGRATION_PAGES_MAX`] sees to it that there are no more.
 const ROWS_MAX: usize = 1 << 16;
+
+/// The most pages of a migration: of every second line, each would be a row.
+pub(super) const MIGRATION_PAGES_MAX: u64 = 2 * ROWS_MAX as u64 * LINE_PAGES as u64;
+
+/// The most rows in what a server reports of a home, and of the pages of a home that are elsewhere.
+pub(super) const HOME_ROWS_MAX: usize = 1 << 18;
+const _: () = assert!(HOME_ROWS_MAX <= bluebridge_northbound::ATTEND_ROWS_MAX);
 
 /// Pages of all shards of a node.
 const PAGES_END: u64 = 1 << (OFFSET_BITS - PAGE_SHIFT);
@@ -23,23 +30,34 @@ const RATE_SHARE: f64 = 0.3;
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReportError {
-    /// Rows are empty, not whole lines, out of order, outside of the migration's range, of impossible generations, or too
-    /// many.
+    /// Rows are empty, not whole lines, out of order, outside of the migration's range, or of impossible generations.
     #[error("its rows are not in order, whole lines or part of the range")]
     BadRows,
     /// The server has another role in this migration.
     #[error("it has another role in this migration")]
     OtherRole,
+    /// There are more rows than can be handled.
+    #[error("it has {count} rows of pages, and at most {most} are possible")]
+    TooManyRows {
+        /// Its rows.
+        count: usize,
+        /// The most.
+        most: usize,
+    },
+}
+
+/// Checks the number of rows.
+const fn check_count(count: usize, most: usize) -> Result<(), ReportError> {
+    if count > most { Err(ReportError::TooManyRows { count, most }) } else { Ok(()) }
 }
 
 /// Checks rows of whole lines in ascending order within a range.
 fn check_rows<'a>(
-    rows: impl ExactSizeIterator<Item = &'a Range<u64>>,
+    rows: impl Iterator<Item = &'a Range<u64>>,
     within: &Range<u64>,
 ) -> Result<(), ReportError> {
     const LINE: u64 = LINE_PAGES as u64;
     let mut next = within.start;
-    let is_too_long = rows.len() > ROWS_MAX;
     for row in rows {
         let is_whole = row.start.is_multiple_of(LINE) && row.end.is_multiple_of(LINE);
         if row.start < next || row.start >= row.end || row.end > within.end || !is_whole {
@@ -47,7 +65,7 @@ fn check_rows<'a>(
         }
         next = row.end;
     }
-    if is_too_long { Err(ReportError::BadRows) } else { Ok(()) }
+    Ok(())
 }
 
 fn check_served(
@@ -61,6 +79,19 @@ fn check_served(
         home.generation <= first && first <= last
     };
     if rows.iter().all(is_right) { Ok(()) } else { Err(ReportError::BadRows) }
+}
+
+/// Checks what a server has of a home.
+fn check_claims(
+    home: ContentsRecord,
+    served: &[ServedRow],
+    given: &[Range<u64>],
+    lost: &[Range<u64>],
+) -> Result<(), ReportError> {
+    check_count(served.len() + given.len() + lost.len(), HOME_ROWS_MAX)?;
+    check_served(served, &(0..PAGES_END), home)?;
+    check_rows(given.iter(), &(0..PAGES_END))?;
+    check_rows(lost.iter(), &(0..PAGES_END))
 }
 
 impl Migrations {
@@ -102,13 +133,13 @@ impl Migrations {
             }
             Report::Learned { home, version } => self.note_learned(from, home, version),
             Report::Claims { home, round, served, given, lost } => {
-                check_served(&served, &(0..PAGES_END), home.into())?;
-                check_rows(given.iter(), &(0..PAGES_END))?;
-                check_rows(lost.iter(), &(0..PAGES_END))?;
+                let checked = check_claims(home.into(), &served, &given, &lost);
                 let rows = |rows: Vec<Range<u64>>| rows.into_iter().map(|row| (row, ())).collect();
-                let served = record::kept_pages(&served);
-                let claims = Claims { served, given: rows(given), lost: rows(lost) };
-                self.note_claims(from, home.into(), round, claims);
+                let claims = checked.map(|()| {
+                    let served = record::kept_pages(&served);
+                    Claims { served, given: rows(given), lost: rows(lost) }
+                });
+                self.note_claims(from, home.into(), round, claims)?;
             }
             Report::Reserved(id) => self.follow(id, Stage::Recorded, Stage::Reserved, from)?,
             Report::Allowed { migration, fences } => {
@@ -186,11 +217,19 @@ impl Migrations {
         kept: &[ServedRow],
     ) -> Result<(), ReportError> {
         let Some(of) = self.all.get(&id) else { return Ok(()) };
-        let MigrationRecord { pages, home, stage, taker: at, .. } = &of.record;
+        let MigrationRecord { pages, home, taker: at, .. } = &of.record;
         if at.id() != taker {
             return Err(ReportError::OtherRole);
         }
-        check_served(kept, pages, *home)?;
+        let checked =
+            check_count(kept.len(), ROWS_MAX).and_then(|()| check_served(kept, pages, *home));
+        let complaint = checked.err().map(|error| self.complaint(taker, error));
+        if let Some(of) = self.all.get_mut(&id) {
+            of.complaint = complaint;
+        }
+        checked?;
+        let Some(of) = self.all.get(&id) else { return Ok(()) };
+        let MigrationRecord { stage, taker: at, .. } = &of.record;
         if !(Stage::Allowed..=Stage::Withdrawn).contains(stage) || !self.is_present(*at) {
             return Ok(());
         }
@@ -210,15 +249,30 @@ impl Migrations {
         }
     }
 
-    fn note_claims(&mut self, server: NodeId, home: ContentsRecord, round: u64, claims: Claims) {
+    /// Notes what a server has of a home, if it was asked for it.
+    fn note_claims(
+        &mut self,
+        server: NodeId,
+        home: ContentsRecord,
+        round: u64,
+        claims: Result<Claims, ReportError>,
+    ) -> Result<(), ReportError> {
         let is_asked = self.participants(home).contains(&server);
+        let complaint = claims.as_ref().err().map(|error| self.complaint(server, *error));
         let of = self
             .elsewhere
             .get_mut(&home)
             .filter(|of| is_asked && of.record.is_pending && of.record.version == round);
         if let Some(of) = of {
-            of.claims.insert(server, claims);
+            of.complaint = complaint;
+            of.claims.insert(server, claims?);
         }
+        Ok(())
+    }
+
+    /// That a report is ignored, for people.
+    fn complaint(&self, server: NodeId, error: ReportError) -> String {
+        format!("a report of {} is ignored: {error}", self.name(server))
     }
 
     /// A server refused the order that is due: the migration ends, or what ends it is put off.

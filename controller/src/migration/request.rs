@@ -5,6 +5,7 @@ use std::ops::Range;
 use bluebridge_wire::address::{LINE_PAGES, PAGE_SHIFT, SHARD_SHIFT};
 use bluebridge_wire::{ArenaGeneration, NodeId, Space};
 
+use super::report::{HOME_ROWS_MAX, MIGRATION_PAGES_MAX};
 use super::{
     Change, ContentsRecord, End, MIGRATIONS_MAX, Migration, MigrationRecord, Migrations, PageMap,
     Server, Stage,
@@ -30,6 +31,16 @@ pub struct Wanted {
     pub pages: Option<Range<u64>>,
     /// The server that is to serve them.
     pub taker: NodeId,
+}
+
+/// A range in parts that are small enough for a migration.
+fn divided(pages: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let Range { start, end } = pages;
+    let count = (end.saturating_sub(start)).div_ceil(MIGRATION_PAGES_MAX);
+    (0..count).map(move |number| {
+        let first = start + number * MIGRATION_PAGES_MAX;
+        first..end.min(first + MIGRATION_PAGES_MAX)
+    })
 }
 
 /// Why nothing moves. A request is granted as a whole or refused as a whole.
@@ -114,6 +125,16 @@ pub enum MigrateError {
         /// The home's name.
         server: String,
     },
+    /// A server reported what cannot be right, or more than can be handled.
+    #[error(
+        "where pages of {server} are is not known: {complaint}; restart that server without its memory to give them up"
+    )]
+    BadReport {
+        /// The home's name.
+        server: String,
+        /// Which server, and why its report is ignored.
+        complaint: String,
+    },
     /// A server with new contents does not take pages of its lost ones back.
     #[error("{server} lost the memory that these pages are part of, so it cannot take them back")]
     LostHome {
@@ -122,9 +143,20 @@ pub enum MigrateError {
     },
     /// Too many servers or shards have a part of the range.
     #[error(
-        "the range has more than {PARTS_MAX} parts at several servers and shards; move less at once"
+        "the range has more than {PARTS_MAX} parts at several servers and shards, or of 4 GiB; move less at once"
     )]
     Scattered,
+    /// The pages of a home are in too many rows.
+    #[error(
+        "the pages of {server} that are elsewhere are in {rows} rows, and at most {HOME_ROWS_MAX} are possible; move \
+         neighbouring pages to the same server, or back"
+    )]
+    Fragmented {
+        /// The home's name.
+        server: String,
+        /// The rows.
+        rows: usize,
+    },
     /// There are too many open migrations.
     #[error(
         "{MIGRATIONS_MAX} migrations are open, which is the maximum; wait until some are closed"
@@ -170,8 +202,10 @@ impl Migrations {
         let taker_server = self.member(wanted.taker, wanted.space)?;
         let home = self.contents_of(home_server, wanted)?;
         let server = || home_server.name.clone();
-        if self.elsewhere.get(&home).is_some_and(|of| of.record.is_pending) {
-            return Err(MigrateError::Unsettled { server: server() });
+        if let Some(of) = self.elsewhere.get(&home).filter(|of| of.record.is_pending) {
+            let unsettled = MigrateError::Unsettled { server: server() };
+            let bad = |complaint| MigrateError::BadReport { server: server(), complaint };
+            return Err(of.complaint.clone().map_or(unsettled, bad));
         }
         let is_here = self.is_present(home);
         // A home that has a deputy is gone and has no page: what is not elsewhere is nowhere. All of its addresses are looked
@@ -189,7 +223,7 @@ impl Migrations {
                     Some(giver) if giver == home && is_gone => {}
                     None => is_lost = true,
                     Some(giver) if giver == taker => there.push((part, giver)),
-                    Some(giver) => parts.push((part, giver)),
+                    Some(giver) => parts.extend(divided(part).map(|part| (part, giver))),
                 }
             }
         }
@@ -211,6 +245,7 @@ impl Migrations {
             _ => return Err(MigrateError::Scattered),
         }
         self.check_free(home, &parts)?;
+        self.check_rows_of(home, home_server, parts.len())?;
         let givers = parts.iter().map(|(_, giver)| giver.id());
         // In place of a home that is gone its deputy learns where the pages are.
         let learns = Some(wanted.home).filter(|home| self.deputy_of(*home).is_none());
@@ -278,6 +313,15 @@ impl Migrations {
         Ok(())
     }
 
+    /// As [`Self::cancel`], by the controller; why is added to the reason of the migration, for people.
+    pub(crate) fn cancel_because(&mut self, id: u64, why: &str) {
+        if self.cancel(id).is_ok() {
+            self.edit(id, |record| {
+                record.reason = format!("{}; cancelled, because {why}", record.reason);
+            });
+        }
+    }
+
     /// A memory server of a space.
     fn member(&self, id: NodeId, space: Space) -> Result<&Server, MigrateError> {
         let server = self.servers.get(&id).ok_or(MigrateError::NoServer(id.0))?;
@@ -289,6 +333,11 @@ impl Migrations {
             });
         }
         Ok(server)
+    }
+
+    /// Whether a home, or its deputy, can learn now where its pages are.
+    pub(super) fn can_learn(&self, home: NodeId) -> bool {
+        self.deputy_of(home).is_some() || self.check_reachable(home).is_ok()
     }
 
     fn check_reachable(&self, id: NodeId) -> Result<(), MigrateError> {
@@ -411,6 +460,22 @@ impl Migrations {
             }
         }
         Ok(())
+    }
+
+    /// Checks that servers can still report where the pages of a home are when parts of it have moved.
+    fn check_rows_of(
+        &self,
+        home: ContentsRecord,
+        server: &Server,
+        part_count: usize,
+    ) -> Result<(), MigrateError> {
+        let rows = self.elsewhere.get(&home).map_or(0, |of| of.record.rows.iter().count());
+        match rows + part_count {
+            rows if rows > HOME_ROWS_MAX => {
+                Err(MigrateError::Fragmented { server: server.name.clone(), rows })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// A range epoch that is greater than any before for the lines of these servers.

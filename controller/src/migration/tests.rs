@@ -389,8 +389,81 @@ fn reports_with_impossible_rows_change_nothing() {
         let report = Report::Settled { migration: id, kept: kept.clone() };
         let now = Instant::now();
         assert_eq!(core.handle(now, NodeId(2), 2, report), Err(ReportError::BadRows), "{kept:?}");
+        let waits = core.iter().next().unwrap().waits.unwrap();
+        assert!(
+            waits.starts_with("a report of s2 is ignored: its rows are not in order"),
+            "{waits}"
+        );
     }
     assert_eq!(core.take_changes(), []);
+    // One that can be right ends the complaint.
+    hear(&mut core, 2, testing::progress(id, &rows(1..2), false));
+    assert_eq!(core.iter().next().unwrap().waits, None);
+}
+
+#[test]
+fn migrations_are_so_small_that_their_rows_can_be_reported() {
+    let mut core = Migrations::default();
+    for node in 1..=2 {
+        core.note_server(&NodeRecord { capacity_pages: 3 << 20, ..server_record(node, 4, 1) });
+        core.connect(NodeId(node), u64::from(node), true);
+    }
+    let wanted = Wanted { pages: Some(8..(5 << 19) + 8), ..wanted(0..1, 2) };
+    let ids = request(&mut core, &wanted);
+    let ranges: Vec<_> = core.iter().map(|of| of.record.pages.clone()).collect();
+    let half = 1 << 20;
+    assert_eq!(ranges, [8..half + 8, half + 8..2 * half + 8, 2 * half + 8..5 * half / 2 + 8]);
+    hear(&mut core, 2, Report::Reserved(ids[0]));
+    hear(&mut core, 1, Report::Allowed { migration: ids[0], fences: Vec::new() });
+    // Every second line is free, and stays at home: there can be no more rows.
+    let first = ArenaGeneration::new(4).unwrap();
+    let row = |line: u64| ServedRow {
+        pages: (1 + 2 * line) * 8..(2 + 2 * line) * 8,
+        generations: Generations { first, last: first },
+    };
+    let kept: Vec<_> = (0..1 << 16).map(row).collect();
+    hear(&mut core, 2, testing::progress(ids[0], &kept, false));
+    assert_eq!(core.iter().next().unwrap().waits, None);
+    assert_eq!(testing::record_of(&core, ids[0]).kept.iter().count(), 1 << 16);
+}
+
+#[test]
+fn a_server_with_too_many_rows_of_a_home_is_named() {
+    let mut core = four();
+    let [id] = request(&mut core, &wanted(0..4, 2))[..] else { panic!("one giver") };
+    run(&mut core, id, 0..4);
+    let [second] = request(&mut core, &wanted(0..2, 3))[..] else { panic!("one giver") };
+    // The fourth server had nothing; the third loses its memory while it takes.
+    hear(&mut core, 3, Report::Reserved(second));
+    let began = ArenaGeneration::new(9).unwrap();
+    core.note_server(&server_record(3, 9, 2));
+    core.connect(NodeId(3), 3, true);
+    for node in [1, 2] {
+        hear(&mut core, node, Report::Lost { node: NodeId(3), began });
+    }
+    let due = orders(&core).into_iter().find_map(|(server, order)| match order {
+        Order::Report { home, round } if server == 2 => Some((home, round)),
+        _ => None,
+    });
+    let (home, round) = due.expect("servers are asked");
+    let generations = Generations { first: home.generation, last: home.generation };
+    let claims = |count: u64| {
+        let row = |line: u64| ServedRow { pages: 16 * line..16 * line + 8, generations };
+        let served = (0..count).map(row).collect();
+        Report::Claims { home, round, served, given: Vec::new(), lost: Vec::new() }
+    };
+    let most = 1 << 18;
+    let report =
+        |core: &mut Migrations, count| core.handle(Instant::now(), NodeId(2), 2, claims(count));
+    let too_many = ReportError::TooManyRows { count: most + 1, most };
+    assert_eq!(report(&mut core, 1 + most as u64), Err(too_many));
+    let words = "where pages of s1 are is not known: a report of s2 is ignored: it has 262145 rows of pages, and at \
+                 most 262144 are possible; restart that server without its memory to give them up";
+    assert_eq!(core.plan(&wanted(4..8, 4)).unwrap_err().to_string(), words);
+    // As many as are possible are handled.
+    assert_eq!(report(&mut core, most as u64), Ok(()));
+    let unsettled = core.plan(&wanted(4..8, 4));
+    assert!(matches!(unsettled, Err(MigrateError::Unsettled { .. })), "{unsettled:?}");
 }
 
 #[test]

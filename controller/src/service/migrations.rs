@@ -136,10 +136,12 @@ pub(super) fn refused(error: &MigrateError) -> Status {
         MigrateError::OutOfRange { .. } | MigrateError::Scattered => {
             Status::invalid_argument(words)
         }
-        MigrateError::TooMany | MigrateError::TableFull { .. } | MigrateError::Exhausted => {
-            Status::resource_exhausted(words)
-        }
+        MigrateError::TooMany
+        | MigrateError::TableFull { .. }
+        | MigrateError::Fragmented { .. }
+        | MigrateError::Exhausted => Status::resource_exhausted(words),
         MigrateError::Already { .. }
+        | MigrateError::BadReport { .. }
         | MigrateError::Lost { .. }
         | MigrateError::LostHome { .. }
         | MigrateError::NotConnected(_)

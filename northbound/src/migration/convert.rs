@@ -445,6 +445,33 @@ mod tests {
 
     use super::*;
 
+    /// The controller and servers refuse larger messages.
+    #[test]
+    fn the_most_rows_fit_a_message() {
+        let most = ArenaGeneration::MAX;
+        let generations = Generations { first: most, last: most };
+        let end = 1_u64 << 36;
+        let pages = end - 8..end;
+        let rows = crate::ATTEND_ROWS_MAX;
+        let home = Contents { node: NodeId(u16::MAX), generation: most };
+        let served = vec![ServedRow { pages: pages.clone(), generations }; rows];
+        let report = Report::Claims { home, round: 1, served, given: Vec::new(), lost: Vec::new() };
+        let message = proto::MigrationReport::from(report);
+        assert!(
+            message.encoded_len() + 1024 < crate::ATTEND_BYTES_MAX,
+            "{}",
+            message.encoded_len()
+        );
+        let rows = vec![(pages, NodeId(u16::MAX)); rows];
+        let order = Order::Learn(Elsewhere { home, version: 1, rows, lost: Vec::new() });
+        let message = proto::MigrationOrder::from(order);
+        assert!(
+            message.encoded_len() + 1024 < crate::ATTEND_BYTES_MAX,
+            "{}",
+            message.encoded_len()
+        );
+    }
+
     fn samples() -> (Vec<Order>, Vec<Report>) {
         let generation = |number| ArenaGeneration::new(number).unwrap();
         let home = Contents { node: NodeId(1), generation: generation(4) };

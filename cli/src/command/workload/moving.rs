@@ -23,6 +23,9 @@ use crate::output;
 /// The time between two rows of the series.
 const STEP: Duration = Duration::from_millis(200);
 
+/// The largest exponent: with larger ones the first line has nearly everything.
+const EXPONENT_MAX: f64 = 4.0;
+
 /// How often the time and the signals are looked up.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -44,11 +47,21 @@ pub(in crate::command) struct Moving {
     /// Seconds of work
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=3600))]
     seconds: u16,
+    /// Use the line of 32 KiB of rank n only n^-EXPONENT times as often as the hottest one; which lines are hot is random,
+    /// and the same in every run. READs take the place of FETCH_ADDs
+    #[arg(long, value_name = "EXPONENT", value_parser = parse_exponent)]
+    zipf: Option<f64>,
     /// Leave the memory to others instead of freeing it
     #[arg(long)]
     keep: bool,
     #[command(flatten)]
     member: Member,
+}
+
+fn parse_exponent(text: &str) -> Result<f64, String> {
+    let exponent = text.parse::<f64>().ok().filter(|it| (0.0..=EXPONENT_MAX).contains(it));
+    exponent
+        .ok_or_else(|| format!("{text:?} is no exponent from 0 to {EXPONENT_MAX}, such as 0.99"))
 }
 
 /// Read single pages of the memory of `workload moving` at random, as a client that does not know yet where they are.
@@ -106,6 +119,10 @@ pub(super) fn run(asked: &Moving, global: Global) -> anyhow::Result<Exit> {
             free(client, &regions);
             return Err(error.into());
         }
+    };
+    let load = match asked.zipf {
+        Some(exponent) => load.with_zipf(exponent),
+        None => load,
     };
     let begun_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let time = Duration::from_secs(asked.seconds.into());

@@ -167,6 +167,24 @@ fn memory_moves_while_a_client_uses_it() {
 }
 
 #[test]
+fn memory_moves_by_itself_away_from_the_server_that_has_all_of_the_load() {
+    let sizes = ["--servers", "2", "--size", "4", "--window", "2", "--seconds", "1"];
+    let rest = ["--patience", "15", "--switch", "soft"];
+    let rows = experiment("rebalance", &[sizes.as_slice(), &rest].concat());
+    let shares = rows[1..].iter().map(|row| {
+        let mut values = row.split(',').skip(1);
+        let phase = values.next().expect("a phase").to_owned();
+        let share = values.nth(1).and_then(|share| share.parse::<f64>().ok());
+        (phase, share)
+    });
+    let shares: Vec<(String, Option<f64>)> = shares.collect();
+    let phases: Vec<&str> = shares.iter().map(|(phase, _)| phase.as_str()).collect();
+    assert_eq!(phases, ["before", "while it moves", "after"], "{rows:?}");
+    let (before, after) = (shares[0].1.expect("it is known"), shares[2].1.expect("it is known"));
+    assert!(before > 90.0 && after < before, "{rows:?}");
+}
+
+#[test]
 fn hosts_that_are_client_and_server_work_at_once() {
     let rows = experiment("hosts42", &["--hosts", "4", "--runs", "20", "--switch", "soft"]);
     assert_eq!(rows.len(), 6, "{rows:?}");

@@ -9,10 +9,11 @@ use super::*;
 use crate::core::rebalance::{block_key, key_block};
 use crate::core::{RebalanceStep, SwitchCounters};
 use crate::migration::rebalance::Block;
-use crate::migration::{MigrateError, Stage, Wanted};
+use crate::migration::{End, MigrateError, MigrationRecord, Shown, Stage, Wanted};
 
 const S1: NodeId = NodeId(1);
 const S2: NodeId = NodeId(2);
+const S3: NodeId = NodeId(3);
 const SECOND: Duration = Duration::from_secs(1);
 const WINDOW: Duration = Duration::from_secs(2);
 
@@ -96,6 +97,9 @@ impl Fabric {
         let step = self.rack.core.rebalance_step(self.rack.now, &[counters], &BTreeMap::new());
         self.store();
         for id in self.rack.members.iter().map(NodeRecord::id).collect::<Vec<_>>() {
+            if self.rack.core.migrations().is_draining(id) {
+                self.rack.step(id);
+            }
             for order in self.rack.core.migrations().orders(id) {
                 let report = self.rack.report(id, order);
                 let (now, link) = (self.rack.now, u64::from(id.0));
@@ -145,6 +149,111 @@ fn hot_pages_are_found_and_move_and_counting_ends() {
     fabric.rack.store();
     fabric.rack.restart();
     assert!(!fabric.rack.core.rebalances(fabric.rack.now));
+}
+
+#[test]
+fn pages_of_a_range_that_moved_are_found_at_their_server_and_move_on() {
+    let mut fabric = Fabric::new(&[900, 900, 900]);
+    // All that the first server can have, in one migration.
+    let pages = Some(0..1024);
+    let wanted = Wanted { home: S1, space: SPACE, generation: None, pages, taker: S2 };
+    fabric.rack.core.migrate(&wanted).unwrap();
+    let quiet = [(S1, 3, 40), (S1, 200, 40), (S2, 9, 40), (S3, 9, 40)];
+    fabric.run(&quiet, 12);
+    assert_eq!(longer(&fabric.rack.core.desired(SWITCH)).len(), 1, "one prefix for all of it");
+    fabric.rack.core.rebalance_on(WINDOW);
+    // They stay for a time.
+    let traffic = [(S1, 3, 5000), (S1, 200, 4000), (S1, 700, 3000), (S2, 9, 500)];
+    let mut most = 0;
+    let mut began = Vec::new();
+    for second in 0..60 {
+        let step = fabric.step(&traffic);
+        assert_eq!(step.refused, [""; 0]);
+        assert!(step.began.is_empty() || second >= 8, "{step:?}");
+        began.extend(step.began);
+        most = most.max(longer(&fabric.rack.core.desired(SWITCH)).len());
+        let tables = fabric.rack.core.desired(SWITCH);
+        for page in (0..1024).step_by(8) {
+            let (_, forward) = lookup(&tables, address(&fabric.rack, S1, page)).unwrap();
+            let at = fabric.rack.at(S1, page);
+            let moving = fabric.rack.core.migrations().iter();
+            let is_moving = |of: Shown<'_>| of.record.is_open() && of.record.pages.contains(&page);
+            assert!(forward.port.0 == at.0 || moving.into_iter().any(is_moving), "page {page}");
+        }
+    }
+    assert!(most > 10, "its parts were counted: {most}");
+    assert!(!began.is_empty());
+    for shown in fabric.rack.core.migrations().iter().skip(1) {
+        let record = shown.record;
+        assert_eq!((record.home.id(), record.giver.id(), record.end.clone()), (S1, S2, None));
+    }
+    let rates = [(3, 5000), (200, 4000), (700, 3000)];
+    let at = |server: NodeId| {
+        let there = rates.iter().filter(|(page, _)| fabric.rack.at(S1, *page) == server);
+        there.map(|(_, rate)| rate).sum::<u64>()
+    };
+    assert!([S1, S2, S3].into_iter().all(|server| at(server) <= 5000), "{began:?}");
+    assert_eq!(fabric.rack.core.rebalance_view(fabric.rack.now).entry_count, 0);
+    assert!(fabric.run(&traffic, 40).iter().all(|step| *step == RebalanceStep::default()));
+}
+
+#[test]
+fn a_drained_server_takes_no_part_until_its_draining_ends() {
+    let mut fabric = Fabric::new(&[900, 900, 900, 900]);
+    fabric.rack.own.insert(S2, std::iter::once(0..64).collect());
+    fabric.rack.core.rebalance_on(WINDOW);
+    fabric.rack.core.drain(S2);
+    // It has more of the traffic than any other, and the first one has the most of the others.
+    let traffic = [(S1, 3, 5000), (S1, 200, 4000), (S1, 700, 3000), (S2, 500, 20_000)];
+    fabric.run(&traffic, 60);
+    let mut own_count = 0;
+    for shown in fabric.rack.core.migrations().iter() {
+        let record = shown.record;
+        let is_own = record.reason.starts_with("rebalancing: ");
+        own_count += usize::from(is_own);
+        assert_ne!(record.taker.id(), S2, "{record:?}");
+        assert_eq!(record.giver.id() == S2, !is_own, "{record:?}");
+        assert_eq!(record.end, None);
+    }
+    assert!(own_count > 0 && fabric.rack.is_drained(S2));
+    assert_eq!([0, 63].map(|page| fabric.rack.at(S2, page) == S2), [false; 2]);
+    // Nothing is there, and now it has no traffic.
+    fabric.rack.core.undrain(S2);
+    let traffic: Vec<Traffic> = (48..54).map(|line| (S1, 8 * line, 3000)).collect();
+    fabric.run(&traffic, 60);
+    let takers: Vec<_> =
+        fabric.rack.core.migrations().iter().map(|of| of.record.taker.id()).collect();
+    assert!(takers.contains(&S2), "{takers:?}");
+}
+
+#[test]
+fn own_moves_to_a_server_that_is_drained_end() {
+    let mut fabric = Fabric::new(&[900, 900, 900]);
+    fabric.rack.core.rebalance_on(WINDOW);
+    // The second server is the coolest.
+    let traffic = [(S1, 3, 5000), (S1, 200, 4000), (S1, 700, 3000), (S3, 9, 2000)];
+    while fabric.step(&traffic).began.is_empty() {}
+    let to_s2 = |fabric: &Fabric| {
+        let all = fabric.rack.core.migrations().iter().map(|of| of.record.clone());
+        all.filter(|record| record.taker.id() == S2).collect::<Vec<_>>()
+    };
+    assert!(to_s2(&fabric).iter().any(MigrationRecord::is_open));
+    fabric.rack.core.drain(S2);
+    let cancelled = to_s2(&fabric);
+    for record in &cancelled {
+        assert_eq!(record.end, Some(End::Cancelled), "{record:?}");
+        assert!(record.reason.ends_with("; cancelled, because s2 is drained"), "{record:?}");
+        assert!(record.reason.starts_with("rebalancing: s1 has "), "{record:?}");
+    }
+    fabric.run(&traffic, 60);
+    assert_eq!(to_s2(&fabric).len(), cancelled.len(), "no other one begins");
+    assert!(fabric.rack.is_drained(S2));
+    // What had arrived left again.
+    assert!((0..1024).step_by(8).all(|page| fabric.rack.at(S1, page) != S2));
+    let own: Vec<_> = fabric.rack.core.migrations().iter().map(|of| of.record.clone()).collect();
+    let is_on =
+        |it: &MigrationRecord| it.reason.starts_with("rebalancing: ") && it.taker.id() == S3;
+    assert!(own.iter().any(is_on), "{own:?}");
 }
 
 /// At every change that an own move makes, just before it is stored and just after.
@@ -219,7 +328,7 @@ fn entries_that_count_change_no_way_and_leave_room() {
         pages: Some(pages),
         taker,
     };
-    for (pages, taker) in [(0..64, S2), (16..24, NodeId(3)), (128..136, S2)] {
+    for (pages, taker) in [(0..64, S2), (16..24, S3), (128..136, S2)] {
         fabric.rack.core.migrate(&wanted(pages, taker)).unwrap();
         for _ in 0..12 {
             [1, 2, 3].into_iter().for_each(|id| fabric.rack.obey(NodeId(id)));

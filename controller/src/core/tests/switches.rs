@@ -3,7 +3,10 @@
 use std::collections::VecDeque;
 use std::net::Ipv6Addr;
 use std::ops::Range;
+use std::time::Duration;
 
+use bluebridge_northbound::migration::{Generations, Report, ServedRow};
+use bluebridge_p4::declaration::Table as DeclaredTable;
 use bluebridge_p4::pipeline::Entry;
 use bluebridge_switch::dataplane::DataPlane as _;
 use bluebridge_switch::soft::{Link, Offload, Pipeline};
@@ -13,6 +16,10 @@ use bluebridge_wire::{Command, EndpointAddress, UDP_PORT, WireCommand};
 use proptest::prelude::*;
 
 use super::*;
+use crate::core::SwitchCounters;
+use crate::migration::Wanted;
+use crate::migration::rebalance::{Rate, Reading};
+use crate::migration::testing::{finish, progress};
 
 /// The ports of each switch.
 const PORTS: u16 = 12;
@@ -295,10 +302,6 @@ fn configured_ports_that_are_missing_are_named() {
 
 #[test]
 fn pages_that_moved_are_found_at_every_switch_while_they_move_and_afterwards() {
-    use crate::migration::Wanted;
-    use crate::migration::testing::{finish, progress};
-    use bluebridge_northbound::migration::{Generations, Report, ServedRow};
-
     let (mut core, now) = core_of(two_racks());
     let s1 = join(&mut core, now, &on("t0", memory("s1", 1, 64)));
     let s2 = join(&mut core, now, &on("t1", memory("s2", 1, 64)));
@@ -367,6 +370,150 @@ fn pages_that_moved_are_found_at_every_switch_while_they_move_and_afterwards() {
     // A server that begins empty gets no more requests for them.
     join_anew(&mut core, now, &again(&on("t1", memory("s3", 2, 64))), 9);
     check(&core, &moved(0..0, &s3, &s1));
+}
+
+/// Three servers at two switches, of which the first has pages at the second, and a client at each of three switches.
+struct Racks {
+    core: Core,
+    now: Instant,
+    servers: [NodeRecord; 3],
+    clients: [NodeRecord; 3],
+    /// What each switch has counted.
+    counts: BTreeMap<(SwitchId, Key), u64>,
+}
+
+impl Racks {
+    const WINDOW: Duration = Duration::from_secs(2);
+
+    fn new() -> Self {
+        let (mut core, now) = core_of(two_racks());
+        let servers = [("t0", 1, "s1"), ("t1", 1, "s2"), ("t1", 2, "s3")]
+            .map(|(switch, port, name)| join(&mut core, now, &on(switch, memory(name, port, 64))));
+        let clients = [("t0", 3, "c1"), ("t1", 3, "c2"), ("spine", 3, "c3")]
+            .map(|(switch, port, name)| join(&mut core, now, &on(switch, client(name, port))));
+        for server in &servers {
+            core.migrations_mut().connect(server.id(), server.node.into(), true);
+            core.heartbeat(now, member(server), 40).unwrap();
+        }
+        let [s1, s2, _] = &servers;
+        let (home, pages) = (s1.id(), 8..40);
+        let wanted = Wanted {
+            home,
+            space: SPACE,
+            generation: None,
+            pages: Some(pages.clone()),
+            taker: s2.id(),
+        };
+        let id = core.migrate(&wanted).unwrap()[0];
+        let first = ArenaGeneration::new(s1.generation).unwrap();
+        let generations = Generations { first, last: first };
+        finish(core.migrations_mut(), id, &[ServedRow { pages, generations }]);
+        Self { core, now, servers, clients, counts: BTreeMap::new() }
+    }
+
+    /// A second in which every client reads some pages of the first server, so many times. The switches then say what they
+    /// counted since they were started.
+    fn step(&mut self, pages: &[u64], times: usize) {
+        self.now += Duration::from_secs(1);
+        self.core.rebalance_asked(self.now, Self::WINDOW);
+        let mut fabric = Fabric::of(&self.core, self.now);
+        let s1 = &self.servers[0];
+        for from in &self.clients {
+            let place = self.core.place(from).unwrap();
+            for page in pages {
+                for _ in 0..times {
+                    let to = read_of(SPACE, s1.id(), s1.generation, *page);
+                    assert_eq!(fabric.send(place, frame(from, from.id(), to)).len(), 1);
+                }
+            }
+        }
+        let mut counters = Vec::new();
+        for (switch, pipeline) in (0..).map(SwitchId).zip(&mut fabric.pipelines) {
+            let installed = pipeline.entries(DeclaredTable::Directory).unwrap();
+            let installed: BTreeMap<Key, _> =
+                installed.into_iter().map(|it| (it.entry.key, it)).collect();
+            self.counts.retain(|(of, key), _| *of != switch || installed.contains_key(key));
+            let entries = installed.into_iter().map(|(key, it)| {
+                let Action::Forward(forward) = it.entry.action else { panic!("{it:?}") };
+                let count = self.counts.entry((switch, key)).or_default();
+                *count += it.counter.packets;
+                (key, forward, *count)
+            });
+            let entries = entries.collect();
+            counters.push(SwitchCounters { switch, at: self.now, entries });
+        }
+        self.core.rebalance_step(self.now, &counters, &BTreeMap::new());
+    }
+
+    fn reading(&self) -> Reading {
+        self.core.reading(self.now, Self::WINDOW, &BTreeMap::new())
+    }
+
+    fn rates(&self) -> Vec<Option<f64>> {
+        let rate = |of: Rate| of.is_learned.then(|| of.per_second.round());
+        self.reading().servers.iter().map(|server| rate(server.rate)).collect()
+    }
+
+    /// What is counted for the pages of the first server, by the server to which it leads.
+    fn counted(&self) -> BTreeMap<NodeId, f64> {
+        let mut sums = BTreeMap::new();
+        for count in self.reading().counts {
+            if count.block.home != self.servers[0].id() {
+                assert!(count.rate.per_second.abs() < 1e-9, "{count:?}");
+                continue;
+            }
+            *sums.entry(count.at).or_default() += count.rate.per_second.round();
+        }
+        sums
+    }
+}
+
+#[test]
+fn a_request_that_passes_several_switches_is_counted_once() {
+    let mut racks = Racks::new();
+    // Two pages at the first server, and one that moved to the other rack: each is read 60 times per second.
+    for _ in 0..20 {
+        racks.step(&[3, 50, 20], 20);
+    }
+    let [s1, s2, s3] = [0, 1, 2].map(|index: usize| racks.servers[index].id());
+    assert_eq!(racks.rates(), [120.0, 60.0, 0.0].map(Some));
+    // The first server has twice the mean, so its blocks are counted, at its own switch alone.
+    assert_eq!(racks.counted(), BTreeMap::from([(s1, 120.0), (s2, 60.0)]));
+    let is_longer =
+        |key: &&Key| matches!(key, Key::Directory { prefix_len, .. } if *prefix_len > 48);
+    let longer = [0, 1, 2].map(|switch| {
+        racks.core.desired(SwitchId(switch)).entries.keys().filter(is_longer).count()
+    });
+    let moved = longer[2];
+    assert!(moved > 0 && longer[1] == moved && longer[0] > moved + 2, "{longer:?}");
+    // Another one is hot: now what moved there is counted in parts, and still once.
+    for _ in 0..20 {
+        racks.step(&[20, 20, 30, 3], 20);
+    }
+    assert_eq!(racks.rates(), [60.0, 180.0, 0.0].map(Some));
+    let counted = racks.counted();
+    assert_eq!((counted[&s2], counted.get(&s3)), (180.0, None));
+}
+
+#[test]
+fn a_server_that_goes_to_another_switch_is_counted_there_alone() {
+    let mut racks = Racks::new();
+    for _ in 0..20 {
+        racks.step(&[3, 3, 20], 20);
+    }
+    assert_eq!(racks.rates(), [120.0, 60.0, 0.0].map(Some));
+    // The switch where it was is not read again.
+    let proof = shown(&racks.servers[1], true);
+    let moved = Join { previous: proof, ..on("t0", memory("s2", 2, 64)) };
+    racks.servers[1] = join(&mut racks.core, racks.now, &again(&moved));
+    assert_eq!(racks.rates(), [Some(120.0), None, Some(0.0)]);
+    assert_eq!(racks.counted().get(&racks.servers[1].id()), None);
+    let s2 = &racks.servers[1];
+    racks.core.migrations_mut().connect(s2.id(), s2.node.into(), true);
+    for _ in 0..20 {
+        racks.step(&[3, 3, 20], 20);
+    }
+    assert_eq!(racks.rates(), [120.0, 60.0, 0.0].map(Some));
 }
 
 /// The join of an endpoint: its name, switch, port and space, and whether it is a server.

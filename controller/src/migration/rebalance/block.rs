@@ -1,5 +1,6 @@
 //! Blocks of pages that are counted together, and how they are split.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 
 use bluebridge_wire::NodeId;
@@ -95,6 +96,30 @@ impl Block {
     #[must_use]
     pub fn place_count(&self, rows: &[Places]) -> u64 {
         self.part(rows).map(|row| row.end - row.start).sum()
+    }
+
+    /// Whether prefixes of pointers cover all of its places that are in rows.
+    pub(super) fn is_covered<'a>(
+        &self,
+        rows: &[Places],
+        blocks: impl Iterator<Item = &'a Self>,
+    ) -> bool {
+        let mut blocks: Vec<Places> = blocks.map(Self::places).collect();
+        let mut parts: Vec<Places> = self.part(rows).collect();
+        // One of two blocks may contain the other; then the larger one is first.
+        blocks.sort_by_key(|block| (block.start, Reverse(block.end)));
+        parts.sort_by_key(|part| part.start);
+        let mut blocks = blocks.into_iter().peekable();
+        parts.into_iter().all(|Places { mut start, end }| {
+            while start < end {
+                while blocks.next_if(|block| block.end <= start).is_some() {}
+                match blocks.peek() {
+                    Some(block) if block.start <= start => start = block.end,
+                    _ => return false,
+                }
+            }
+            true
+        })
     }
 
     /// The smallest block that has all places of it that are in rows; `None` if there are none.

@@ -10,7 +10,9 @@ use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
 
 use super::block::LINE;
-use super::{Block, Count, Held, Move, PART_MAX, Rate, Rates, Reading, Rebalancer, Server, places};
+use super::{
+    Block, Count, Held, Move, PART_MAX, Places, Rate, Rates, Reading, Rebalancer, Server, places,
+};
 use crate::migration::{ContentsRecord, GenerationRange, PageMap};
 
 /// What is simulated.
@@ -83,6 +85,12 @@ const SPEED: u64 = 16_384;
 /// The generation of all contents.
 const GENERATION: u16 = 7;
 
+/// Places of a generation of a home, as a power of two.
+const HOME_ORDER: u32 = 36;
+
+/// The first place of all contents.
+const FIRST: u64 = (GENERATION as u64) << HOME_ORDER;
+
 /// Where a line was first, its present server, and the ones before.
 struct Line {
     home: u16,
@@ -91,24 +99,48 @@ struct Line {
     before: Vec<u16>,
 }
 
-/// A counter: of a server, and of a block there or of what no block has.
-type Key = (u16, Option<Block>);
+/// The entries of the switch: prefixes of pointers, and the servers to which they lead.
+#[derive(Debug, Default)]
+struct Directory(BTreeMap<Block, u16>);
+
+impl Directory {
+    /// The longest entry for a place that is at most so long: of a block of so many places at least.
+    fn lookup(&self, home: u16, place: u64, order: u32) -> Option<(Block, u16)> {
+        (order..=HOME_ORDER).find_map(|order| {
+            let block = Block { home: NodeId(home), first: place >> order << order, order };
+            self.0.get(&block).map(|at| (block, *at))
+        })
+    }
+}
+
+/// The aligned blocks of lines that are one after the other.
+fn aligned(home: u16, places: Places) -> Vec<Block> {
+    let (mut blocks, mut first) = (Vec::new(), places.start);
+    while first < places.end {
+        let most = (places.end - first).ilog2();
+        let order = first.trailing_zeros().min(most);
+        blocks.push(Block { home: NodeId(home), first, order });
+        first += 1 << order;
+    }
+    blocks
+}
 
 struct World {
     settings: Settings,
     rng: SmallRng,
     lines: Vec<Line>,
     shares: Vec<f64>,
-    /// The blocks that have entries.
-    counted: Vec<Block>,
+    /// The blocks that are to be counted, and at which servers.
+    counted: Vec<(NodeId, Block)>,
     /// What the switch counted, and the counter of each line.
-    counters: Vec<(Key, u64)>,
+    directory: Directory,
+    counters: Vec<(Block, u64)>,
     counter_of: Vec<usize>,
     totals: BTreeMap<u16, u64>,
-    rates: Rates<Key>,
+    rates: Rates<Block>,
     server_rates: Rates<u16>,
     /// What servers have, and their free pages.
-    held: BTreeMap<u16, (Option<Held>, u64)>,
+    held: BTreeMap<u16, (Vec<Held>, u64)>,
     open: Vec<(Duration, Move)>,
 }
 
@@ -140,6 +172,7 @@ impl World {
             lines,
             shares: weights.into_iter().map(|weight| weight / all).collect(),
             counted: Vec::new(),
+            directory: Directory::default(),
             counters: Vec::new(),
             counter_of: Vec::new(),
             totals: BTreeMap::new(),
@@ -158,51 +191,60 @@ impl World {
         self.held = (1..=self.settings.servers).map(|node| (node, self.held_by(node))).collect();
     }
 
-    fn held_by(&self, node: u16) -> (Option<Held>, u64) {
-        let mut own = PageMap::default();
+    fn held_by(&self, node: u16) -> (Vec<Held>, u64) {
+        let mut of_homes: BTreeMap<u16, PageMap<()>> = BTreeMap::new();
         let mut used = 0;
         for line in self.lines.iter().filter(|line| line.at == node) {
-            if line.home == node {
-                own.insert(line.first_page..line.first_page + LINE, ());
-            }
+            let pages = line.first_page..line.first_page + LINE;
+            of_homes.entry(line.home).or_default().insert(pages, ());
             used += LINE;
         }
-        let rows: Vec<_> = own.iter().flat_map(|(pages, ())| places(GENERATIONS, pages)).collect();
-        let held = (!rows.is_empty()).then_some(Held { home: contents(node), rows });
-        (held, self.total_pages().saturating_sub(used))
+        let held = of_homes.into_iter().map(|(home, own)| {
+            let rows = own.iter().flat_map(|(pages, ())| places(GENERATIONS, pages));
+            Held { home: contents(home), rows: rows.collect() }
+        });
+        (held.collect(), self.total_pages().saturating_sub(used))
     }
 
     const fn total_pages(&self) -> u64 {
         2 * self.settings.lines * LINE
     }
 
-    /// Gives blocks entries: the longest prefix of a line counts it. What is counted anew begins with nothing.
-    fn install(&mut self, mut counted: Vec<Block>) {
-        counted.sort_by_key(|block| (block.home, block.first));
-        let before: BTreeMap<Key, u64> = self.counters.drain(..).collect();
-        let mut numbers: BTreeMap<Key, usize> = BTreeMap::new();
-        // Also blocks that no line is in have counters.
-        for block in &counted {
-            let number = numbers.len();
-            numbers.insert((block.home.0, Some(*block)), number);
+    /// Gives homes, what moved, and blocks that are to be counted their entries: the longest prefix of a line counts it.
+    /// What is counted anew begins with nothing.
+    fn install(&mut self, counted: Vec<(NodeId, Block)>) {
+        let before: BTreeMap<Block, u64> = self.counters.drain(..).collect();
+        let home_of = |home| Block { home: NodeId(home), first: FIRST, order: HOME_ORDER };
+        let mut directory =
+            Directory((1..=self.settings.servers).map(|home| (home_of(home), home)).collect());
+        let mut moved: BTreeMap<u16, PageMap<u16>> = BTreeMap::new();
+        for line in self.lines.iter().filter(|line| line.at != line.home) {
+            let places = FIRST + line.first_page..FIRST + line.first_page + LINE;
+            moved.entry(line.home).or_default().insert(places, line.at);
         }
+        for (home, rows) in &moved {
+            for (places, at) in rows.iter() {
+                let blocks = aligned(*home, places.clone()).into_iter();
+                directory.0.extend(blocks.map(|block| (block, *at)));
+            }
+        }
+        // An entry that only counts leads where the next shorter one does, and has to lead to the server.
+        let counting = counted.iter().filter_map(|(server, block)| {
+            let (_, at) = directory.lookup(block.home.0, block.first, block.order)?;
+            (at == server.0).then_some((*block, at))
+        });
+        directory.0.extend(counting.collect::<Vec<_>>());
+        let numbers: BTreeMap<Block, usize> = directory.0.keys().copied().zip(0..).collect();
         let counter_of = self.lines.iter().map(|line| {
-            let place = u64::from(GENERATION) << 36 | line.first_page;
-            let after = counted
-                .partition_point(|block| (block.home, block.first) <= (NodeId(line.home), place));
-            let block = counted[..after].last().filter(|block| {
-                // Packets to lines that moved go to the endpoint of their server.
-                line.at == line.home && block.home.0 == line.home && block.places().contains(&place)
-            });
-            let number = numbers.len();
-            *numbers.entry((line.at, block.copied())).or_insert(number)
+            let found = directory.lookup(line.home, FIRST + line.first_page, LINE.ilog2());
+            let (block, at) = found.unwrap_or((home_of(line.home), line.home));
+            debug_assert_eq!(at, line.at, "{block:?}");
+            numbers.get(&block).copied().unwrap_or_default()
         });
         self.counter_of = counter_of.collect();
-        self.counters = numbers.keys().map(|key| (*key, 0)).collect();
-        for (key, number) in numbers {
-            self.counters[number] = (key, before.get(&key).copied().unwrap_or_default());
-        }
-        self.counted = counted;
+        let counter = |block: &Block| (*block, before.get(block).copied().unwrap_or_default());
+        self.counters = directory.0.keys().map(counter).collect();
+        (self.directory, self.counted) = (directory, counted);
     }
 
     /// The share of a line at some time.
@@ -226,9 +268,9 @@ impl World {
             )]
             let packets = (packets * self.rng.random_range(0.9..1.1)
                 + self.rng.random_range(0.0..1.0)) as u64;
-            let ((at, _), count) = &mut self.counters[self.counter_of[index]];
+            let (_, count) = &mut self.counters[self.counter_of[index]];
             *count += packets;
-            *sums.entry(*at).or_default() += packets;
+            *sums.entry(self.lines[index].at).or_default() += packets;
         }
         sums.iter().for_each(|(node, sum)| *self.totals.entry(*node).or_default() += sum);
         sums
@@ -247,11 +289,13 @@ impl World {
             rate: server_rates.get(node).copied().unwrap_or(unknown),
             may_give: true,
             may_take: true,
+            contents: Some(contents(*node)),
             held: held.clone(),
             allocated: Vec::new(),
         });
-        let counts = self.rates.iter(window).filter_map(|((at, block), rate)| {
-            Some(Count { block: (*block)?, at: NodeId(*at), rate })
+        let counts = self.rates.iter(window).filter_map(|(block, rate)| {
+            let at = self.directory.0.get(block).filter(|_| block.order < HOME_ORDER)?;
+            Some(Count { block: *block, at: NodeId(*at), rate })
         });
         Reading {
             now: start + now,
@@ -325,7 +369,8 @@ pub fn run(settings: Settings) -> Outcome {
         world.server_rates.note(settings.window, start + now, world.totals.clone());
         for made in rebalancer.step(&world.reading(start, now, entries_max), true) {
             debug_assert!(made.page_count() <= PART_MAX, "{made:?}");
-            made.pages().for_each(|pages| rebalancer.note_moved(start + now, pages));
+            let giver = Some(made.giver);
+            made.pages().for_each(|pages| rebalancer.note_moved(start + now, pages, giver));
             outcome.move_count += 1;
             outcome.page_count += made.page_count();
             outcome.last_move = Some(now);
@@ -335,8 +380,7 @@ pub fn run(settings: Settings) -> Outcome {
             world.open.push((until, made));
         }
         outcome.open_most = outcome.open_most.max(world.open.len());
-        let mut counted: Vec<_> = rebalancer.counted().collect();
-        counted.sort_by_key(|block| (block.home, block.first));
+        let counted: Vec<_> = rebalancer.counted_at().collect();
         outcome.entries_most = outcome.entries_most.max(counted.len());
         if counted != world.counted {
             world.install(counted);

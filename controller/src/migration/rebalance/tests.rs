@@ -1,10 +1,15 @@
 //! The decisions, with readings that are made up, and simulated.
 
+use std::ops::Range;
+
 use proptest::prelude::*;
 
+use super::block::LINE;
 use super::simulation::{Settings, run};
 use super::*;
 use crate::migration::GenerationRange;
+
+mod moved;
 
 const SECOND: Duration = Duration::from_secs(1);
 const SPAN: Duration = Duration::from_secs(10);
@@ -56,8 +61,11 @@ impl Rack {
 
     fn server(&self, node: u16) -> Server {
         let of_node = || (0..self.lines.len()).filter(|line| self.lines[*line].0 == node);
-        let own = of_node().map(|line| self.pages(line)).filter(|(of, _)| *of == node);
-        let rows: Vec<_> = own.flat_map(|(_, pages)| places(GENERATIONS, &pages)).collect();
+        let held = (1..=self.servers).map(|home| {
+            let of_home = of_node().map(|line| self.pages(line)).filter(|(of, _)| *of == home);
+            let rows = of_home.flat_map(|(_, pages)| places(GENERATIONS, &pages));
+            Held { home: contents(home), rows: rows.collect() }
+        });
         let used = of_node().count() as u64 * LINE;
         Server {
             id: NodeId(node),
@@ -68,7 +76,8 @@ impl Rack {
             rate: LEARNED(self.rate(node)),
             may_give: true,
             may_take: true,
-            held: (!rows.is_empty()).then_some(Held { home: contents(node), rows }),
+            contents: Some(contents(node)),
+            held: held.filter(|held| !held.rows.is_empty()).collect(),
             allocated: of_node()
                 .map(|line| self.pages(line))
                 .map(|(home, pages)| Pages { home: contents(home), pages })
@@ -77,17 +86,25 @@ impl Rack {
     }
 
     fn reading(&self) -> Reading {
-        let mut counts: BTreeMap<(Block, u16), f64> = BTreeMap::new();
-        let counted: Vec<Block> = self.rebalancer.counted().collect();
-        for block in &counted {
-            counts.extend((1..=self.servers).map(|at| ((*block, at), 0.0)));
-        }
+        // Own blocks that are counted, and every line that moved, have entries.
+        let own: Vec<Block> = self
+            .rebalancer
+            .counted_at()
+            .filter(|(server, block)| *server == block.home)
+            .map(|(_, block)| block)
+            .collect();
+        let mut counts: BTreeMap<(Block, u16), f64> =
+            own.iter().map(|block| ((*block, block.home.0), 0.0)).collect();
         for (line, (at, rate)) in self.lines.iter().enumerate() {
             let (home, pages) = self.pages(line);
-            let place = places(GENERATIONS, &pages).next().unwrap().start;
-            let of = counted.iter().find(|it| it.home.0 == home && it.places().contains(&place));
+            let first = places(GENERATIONS, &pages).next().unwrap().start;
+            let moved = Block { home: NodeId(home), first, order: LINE.ilog2() };
+            let of = match *at == home {
+                true => own.iter().copied().find(|block| block.contains(&moved)),
+                false => Some(moved),
+            };
             if let Some(block) = of {
-                *counts.entry((*block, *at)).or_default() += rate;
+                *counts.entry((block, *at)).or_default() += rate;
             }
         }
         let counts = counts.into_iter();
@@ -110,7 +127,8 @@ impl Rack {
         let reading = self.reading();
         let moves = self.rebalancer.step(&reading, true);
         for made in &moves {
-            made.pages().for_each(|pages| self.rebalancer.note_moved(self.now, pages));
+            let giver = Some(made.giver);
+            made.pages().for_each(|pages| self.rebalancer.note_moved(self.now, pages, giver));
             for line in 0..self.lines.len() {
                 let (home, pages) = self.pages(line);
                 let is_part = made.rows.iter().any(|row| row.contains(&pages.start));
@@ -206,7 +224,8 @@ proptest! {
                 rate: Rate { per_second: *rate, is_learned: flags[0] },
                 may_give: flags[1],
                 may_take: flags[2],
-                held: Some(held.clone()),
+                contents: flags[0].then_some(contents(id)),
+                held: vec![held.clone()],
                 allocated: rows.iter().map(|row| Pages { home: contents(1), pages: row.0..row.0 + row.1 % 9000 }).collect(),
             };
             let reading = Reading {
@@ -374,7 +393,7 @@ fn a_full_server_gives_its_coldest_pages_to_one_with_room() {
         let begun = rack.rebalancer.step(&reading, true);
         for made in &begun {
             assert_eq!((made.giver, made.taker), (NodeId(1), NodeId(3)), "{made:?}");
-            made.pages().for_each(|pages| rack.rebalancer.note_moved(rack.now, pages));
+            made.pages().for_each(|pages| rack.rebalancer.note_moved(rack.now, pages, None));
             let line = usize::try_from(made.rows[0].start / LINE).unwrap();
             rack.lines[line].0 = 3;
         }
@@ -402,7 +421,7 @@ fn a_small_full_server_gives_as_much_of_its_only_allocation_as_both_need() {
     let begin = |reading: &Reading, moved: Option<Range<u64>>| {
         let mut rebalancer = Rebalancer::default();
         if let Some(pages) = moved {
-            rebalancer.note_moved(now, Pages { home: contents(1), pages });
+            rebalancer.note_moved(now, Pages { home: contents(1), pages }, None);
         }
         let moves = rebalancer.step(reading, true);
         let problems = rebalancer.plan().problems.clone();
@@ -532,12 +551,12 @@ fn pages_that_move_again_stay_longer_each_time() {
     let is_bound = |rebalancer: &Rebalancer, reading: &Reading, range| {
         rebalancer.is_bound(reading, &[], &pages(range))
     };
-    rebalancer.note_moved(now, pages(0..64));
+    rebalancer.note_moved(now, pages(0..64), None);
     reading.now = now + SPAN * STAY_WINDOWS - SECOND;
     assert!(is_bound(&rebalancer, &reading, 8..16) && !is_bound(&rebalancer, &reading, 64..72));
     reading.now += SECOND;
     assert!(!is_bound(&rebalancer, &reading, 8..16));
-    rebalancer.note_moved(reading.now, pages(8..16));
+    rebalancer.note_moved(reading.now, pages(8..16), None);
     reading.now += SPAN * STAY_WINDOWS;
     assert!(is_bound(&rebalancer, &reading, 8..16) && !is_bound(&rebalancer, &reading, 0..8));
     assert!(!is_bound(&rebalancer, &reading, 16..64));
