@@ -22,7 +22,8 @@ fn memory_of_a_line_of_which_no_page_is_allocated_is_used_for_others() {
         1..5 => Part::Further { distance: at as u32 },
         _ => Part::Free,
     };
-    let colour = Some((ArenaGeneration::new(40).unwrap(), Tag(9)));
+    let generation = ArenaGeneration::new(40).unwrap();
+    let colour = Some((generation, Tag(9)));
     let record: LineRecord = core::array::from_fn(|at| LinePage {
         part: part(at),
         colour,
@@ -30,7 +31,7 @@ fn memory_of_a_line_of_which_no_page_is_allocated_is_used_for_others() {
         contents: PageContents::Written,
         ..LinePage::default()
     });
-    let home = HomeLine { node: NodeId(30), generation: colour.unwrap().0, first_page: 64 };
+    let home = HomeLine { node: NodeId(30), generation, first_page: 64 };
     let name = (home, Taken { migration: 1, epoch: 2 });
     assert_eq!(arena.stage(place, name, &record, &[7; LINE_BYTES]), Ok(()));
     arena.adopt(place);
@@ -54,8 +55,7 @@ fn memory_of_a_line_of_which_no_page_is_allocated_is_used_for_others() {
         assert_eq!(listed(&arena, &lost, budget), [of_own, (Some(NodeId(30)), 64, place, 5)]);
         assert_eq!(listed(&arena, &[(NodeId(31), home.generation)], budget), [of_own]);
     }
-    let of_own =
-        Access { location: own.location, length_bytes: 1, tag: own.tag, space: SPACE };
+    let of_own = Access { location: own.location, length_bytes: 1, tag: own.tag, space: SPACE };
     assert_eq!(arena.delete(of_own, 2), Ok(2));
     // From the end on; the first page is the last one.
     arena.begin_freeing(place);
@@ -69,7 +69,7 @@ fn memory_of_a_line_of_which_no_page_is_allocated_is_used_for_others() {
     assert_eq!((arena.arena_usage().free_pages, freeing(&arena).len()), (8, 1));
     arena.free_part(place..place + 3);
     assert_eq!((arena.arena_usage().free_pages, freeing(&arena).len()), (16, 0));
-    let location = |page: u64| Location::new(colour.unwrap().0, page << PAGE_SHIFT).unwrap();
+    let location = |page: u64| Location::new(generation, page << PAGE_SHIFT).unwrap();
     let access =
         |page| Access { location: location(page), length_bytes: 1, tag: Tag(9), space: SPACE };
     assert_eq!(arena.check(access(place)), Err(Status::NotAllocated));

@@ -487,7 +487,7 @@ impl Responder {
         let first = entry.freeing.grant.location.page();
         if self.is_own_node(entry.freeing.home) {
             // No page of a line that is elsewhere is leased here.
-            return vec![first..entry.end()];
+            return core::iter::once(first..entry.end()).collect();
         }
         let mut runs = Vec::new();
         let mut page = first;
@@ -578,7 +578,7 @@ impl Responder {
         // They are neighbours: all of them were freed before, or none.
         let mut own = pages.clone().filter(is_of);
         if let Some(start) = own.next() {
-            let end = own.last().unwrap_or(start) + 1;
+            let end = own.next_back().unwrap_or(start) + 1;
             store.lines_mut().free_part(start..end);
         }
     }

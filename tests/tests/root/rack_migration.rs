@@ -251,8 +251,11 @@ fn what_had_moved_is_found_when_its_home_lost_its_memory() {
     let first = region.base().to_ipv6().octets().to_vec();
     let is_it = |of: &proto::Allocation| of.pointer == first;
     assert!(allocations(&rack, other).iter().any(is_it));
-    let request =
-        proto::PurgeRequest { server: other.0.into(), space: SPACE, ..proto::PurgeRequest::default() };
+    let request = proto::PurgeRequest {
+        server: other.0.into(),
+        space: SPACE,
+        ..proto::PurgeRequest::default()
+    };
     let purged =
         rack.enter(Node::Switch, || operations::purge(&controller(&rack), request, PATIENCE));
     assert!(purged.unwrap_or_else(|error| panic!("{error}")).freed_count > 0);

@@ -122,7 +122,7 @@ pub(super) fn a_lease_on_a_page_is_waited_for() {
     assert_eq!(world.send(&request), []);
     // What is lost with the memory of another server need not be freed.
     let rows: [(Range<u64>, NodeId); 0] = [];
-    world.responder.learn(world.now, &rows, &[LINE..2 * LINE], &world.store);
+    world.responder.learn(world.now, &rows, core::slice::from_ref(&(LINE..2 * LINE)), &world.store);
     assert_eq!(world.part(16), PartPlace::Lost(8));
     // Who gave it up hears nothing.
     world.low_water = world.sequence + 1;
