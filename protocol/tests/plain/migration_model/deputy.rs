@@ -37,7 +37,9 @@ impl Scenario {
             slot.copy.as_ref().is_some_and(|copy| !is_free(copy))
         };
         let is_drained = !is_open && home.slots.iter().all(|slot| is_idle(slot) && !is_left(slot));
-        if world.is_gone || !is_drained && !self.has(Mutant::DeputyTooEarly) || home.freeing.is_some()
+        if world.is_gone
+            || !is_drained && !self.has(Mutant::DeputyTooEarly)
+            || home.freeing.is_some()
         {
             return None;
         }
