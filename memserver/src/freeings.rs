@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Spaces whose allocations are freed at once. Those of others wait.
-const SPACES_MAX: u32 = 4;
+const SPACES_MAX: u32 = 64;
 
 struct OfSpace {
     freer: Freer,

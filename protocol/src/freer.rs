@@ -39,11 +39,15 @@ struct Task {
     is_asking: bool,
     /// The request went to the home, which knows what is lost.
     is_asking_home: bool,
+    /// The home is back with the allocation: it frees all of it.
+    is_homes: bool,
 }
 
 /// What is to be done for an allocation.
 enum Step {
     Ask(Option<NodeId>),
+    /// The home has freed it.
+    HandOver,
     Finish,
     GoOn,
     Wait,
@@ -103,6 +107,10 @@ impl Freer {
             }
             match task.next(responder, known) {
                 Step::Ask(at) => task.ask(now, at, requester),
+                Step::HandOver => {
+                    responder.hand_over(now, task.freeing.id, store);
+                    return false;
+                }
                 Step::GoOn => task.at = now,
                 Step::Wait => task.wait(now),
                 Step::Finish => match responder.finish_freeing(now, task.freeing.id, store) {
@@ -120,11 +128,24 @@ impl Freer {
         let is_its = |task: &&mut Task| u64::from(task.freeing.id) == completion.token;
         let Some(task) = self.tasks.iter_mut().find(is_its) else { return };
         task.is_asking = false;
-        let is_lost = task.is_asking_home
-            && matches!(
-                completion.result,
-                Err(Failure::Refused { status: Status::StaleGeneration, .. })
-            );
+        let refusal = match completion.result {
+            Err(Failure::Refused { status, .. }) => Some(status),
+            _ => None,
+        };
+        if task.is_homes {
+            let is_free = matches!(refusal, Some(Status::NotAllocated | Status::StaleTag));
+            if completion.result.is_ok() || is_free {
+                (task.left, task.at) = (0, now);
+                return;
+            }
+            return task.wait(now);
+        }
+        // Only a home that has the allocation says so.
+        if task.is_asking_home && refusal == Some(Status::Forbidden) {
+            (task.is_homes, task.at) = (true, now);
+            return;
+        }
+        let is_lost = task.is_asking_home && refusal == Some(Status::StaleGeneration);
         let freed = match completion.result {
             Ok(Output::Freed(pages)) => pages,
             _ if is_lost => task.pages_of_last_line(),
@@ -146,11 +167,15 @@ impl Task {
             pause: PAUSE.0,
             is_asking: false,
             is_asking_home: false,
+            is_homes: false,
         }
     }
 
     /// Passes over what is here or lost.
     fn next(&mut self, responder: &Responder, known: Known<'_>) -> Step {
+        if self.is_homes {
+            return if self.left == 0 { Step::HandOver } else { Step::Ask(None) };
+        }
         for _ in 0..LINES_AT_ONCE {
             if self.left == 0 {
                 return Step::Finish;
@@ -180,7 +205,14 @@ impl Task {
         let Some(pointer) = self.last() else { return self.wait(now) };
         let shard = pointer.location.shard();
         let at = at.map(|node| Server { node, shard });
-        let part = Operation::FreePart { at, pointer, pages: self.left };
+        let part = match self.is_homes {
+            false => Operation::FreePart { at, pointer, pages: self.left },
+            true => {
+                let Freeing { home: node, grant, space, pages, .. } = self.freeing;
+                let Grant { location, tag } = grant;
+                Operation::Delete { pointer: Pointer { space, node, tag, location }, pages }
+            }
+        };
         let token = u64::from(self.freeing.id);
         match requester.start_until(now, part, token, now + PATIENCE) {
             Ok(_) => (self.is_asking, self.is_asking_home) = (true, at.is_none()),

@@ -11,7 +11,7 @@ use bluebridge_wire::{
     header::LEASE_EPOCH_MAX,
 };
 
-use super::pages::{Contents, Damaged, Pages};
+use super::pages::{Contents, Damaged, Pages, Use};
 use crate::kept::{
     PageRecord,
     lines::{AllowanceRecord, DEFAULT_FRAME, LineEntry, NO_FRAME},
@@ -116,6 +116,11 @@ impl Pages {
         self.entry(line).state == LineEntry::DEFAULT
     }
 
+    /// Whether no page of a line is allocated.
+    pub(super) fn is_free(&self, line: usize) -> bool {
+        pages_of(line).all(|number| self.state(number).role() == Use::None)
+    }
+
     /// Records what a line is, after everything else about it. No page of it is leased from then on.
     pub(super) fn set_line_state(&mut self, line: usize, state: u32) {
         stores::set_in_order(&mut self.lines.entries.as_mut()[line].state, state);
@@ -215,6 +220,7 @@ impl Pages {
             let needs_none = match self.entry(line).state {
                 LineEntry::GIVEN => true,
                 LineEntry::DEFAULT => !self.is_own(line),
+                LineEntry::ADOPTED => self.is_free(line),
                 _ => false,
             };
             if needs_none && self.frame(line).is_some() {

@@ -133,7 +133,12 @@ impl Arena {
         }
         self.pages.delete(&numbers);
         self.freeing.retain(|number| !numbers.contains(number));
-        if pages_of(line).all(|number| self.pages.state(number).role() == Use::None) {
+        self.lend_adopted(line);
+    }
+
+    /// The memory of a line of another server of which no page is allocated may be used for others.
+    pub(super) fn lend_adopted(&mut self, line: usize) {
+        if self.pages.is_free(line) {
             self.take_frame(line);
         }
     }

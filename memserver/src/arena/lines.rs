@@ -598,7 +598,8 @@ impl LineStore for Arena {
         }
         self.places.is_reserved[line] = false;
         if !self.pages.is_own(line) {
-            return self.pages.set_line_state(line, LineEntry::ADOPTED);
+            self.pages.set_line_state(line, LineEntry::ADOPTED);
+            return self.lend_adopted(line);
         }
         self.pages.set_line_state(line, LineEntry::DEFAULT);
         self.release_line(line);

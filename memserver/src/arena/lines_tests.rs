@@ -366,10 +366,11 @@ impl World {
 
     /// Pages of memory that a server uses.
     fn used(&self, server: usize) -> u64 {
-        let allocated = |line: u64| {
-            let pages = self.allocations.iter().filter(|it| it.home == server);
+        let allocated_at = |home: usize, line: u64| {
+            let pages = self.allocations.iter().filter(|it| it.home == home);
             pages.flat_map(Allocation::range).filter(|page| page - page % LINE == line).count()
         };
+        let allocated = |line: u64| allocated_at(server, line);
         let arena = &self.arenas[server];
         let own_lines = arena.pages.sizes().own_lines as u64;
         let own: usize = (0..own_lines)
@@ -382,11 +383,17 @@ impl World {
             .map(allocated)
             .sum();
         let ways = self.ways.iter().filter(|way| way.to == server).count();
-        let adopted = self.away.values().filter(|(at, _)| *at == server).count();
-        let uncleared = self
-            .given
-            .iter()
-            .filter(|given| given.from == server && given.place >= ADOPTED_PAGES_FROM);
+        // Those of which no page is allocated have given their memory back.
+        let has_pages = |(home, line): &(usize, u64)| allocated_at(*home, *line) > 0;
+        let here = self.away.iter().filter(|(_, (at, _))| *at == server);
+        let adopted = here.filter(|(name, _)| has_pages(name)).count();
+        let has_memory = |place: u64| {
+            let number = arena.index(place).expect("it is its place");
+            arena.pages.frame(number / LINE_PAGES).is_some()
+        };
+        let uncleared = self.given.iter().filter(|given| {
+            given.from == server && given.place >= ADOPTED_PAGES_FROM && has_memory(given.place)
+        });
         (own + (ways + adopted + uncleared.count()) * LINE_PAGES) as u64
     }
 

@@ -111,9 +111,9 @@ pub(super) struct Route {
     pub(super) hops: u8,
     /// Back-offs in a row.
     pub(super) pauses: u8,
-    /// The MOVED reply under the current number: the node, and the first page that it is about.
     /// The home said that it has lost the memory.
     pub(super) is_orphan: bool,
+    /// The MOVED reply under the current number: the node, and the first page that it is about.
     pub(super) moved_node: u16,
     pub(super) moved_page: u8,
     /// How many pages of the block around that page are there, too; 0 if that is not known.

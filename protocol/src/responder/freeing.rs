@@ -7,9 +7,9 @@
 use core::{ops::Range, time::Duration};
 
 use bluebridge_wire::{
-    Command, Flags, LinePage, Location, NodeId, Space, Status,
+    ArenaGeneration, Command, Flags, LinePage, Location, NodeId, Space, Status,
     address::{Fields, LINE_PAGES, PAGE_SHIFT},
-    line::Part,
+    line::{LineRecord, Part},
 };
 
 use super::{
@@ -29,8 +29,8 @@ use crate::{
 
 const LINE: u64 = LINE_PAGES as u64;
 
-/// The most allocations that DELETEs may be freeing at once.
-const FREEINGS_MAX: usize = 64;
+/// The most allocations that DELETEs may be freeing at once, of all spaces and of one.
+const FREEINGS_MAX: (usize, usize) = (1024, 256);
 
 /// The most pages of a part that one request frees: so many delay no other request for long.
 const PART_PAGES_MAX: u32 = 1024;
@@ -76,6 +76,8 @@ struct Entry {
     freeing: Freeing,
     /// Its first page in the store.
     local: u64,
+    /// The first generation of the home's contents.
+    contents: ArenaGeneration,
     waiter: Option<Waiter>,
 }
 
@@ -166,7 +168,8 @@ impl Responder {
     /// Where the last of the first `count` pages of such an allocation is, 1 or more; `None` if it is not being freed.
     #[must_use]
     pub fn place_of_part(&self, id: u32, count: u32) -> Option<PartPlace> {
-        let freeing = self.freeings.find(id)?.freeing;
+        let entry = self.freeings.find(id)?;
+        let freeing = entry.freeing;
         let first = freeing.grant.location.page();
         let page = first + u64::from(count.checked_sub(1)?);
         let in_line = page - (page - page % LINE).max(first) + 1;
@@ -174,10 +177,9 @@ impl Responder {
         let location = location_of(&freeing, page)?;
         let taker = |local| self.givings.marked(local).map(|giving| giving.allowance.taker);
         if !self.is_own_node(freeing.home) {
-            let Some(local) = self.ranges.local(freeing.home, location) else {
-                return Some(PartPlace::AskHome);
-            };
-            return Some(taker(local.page()).map_or(PartPlace::Here(in_line), PartPlace::At));
+            let local = self.ranges.local_of(freeing.home, entry.contents, page);
+            let here = |local| taker(local).map_or(PartPlace::Here(in_line), PartPlace::At);
+            return Some(local.map_or(PartPlace::AskHome, here));
         }
         Some(match self.ranges.moved_to(location) {
             Some((Moved::To(node), _)) => PartPlace::At(node),
@@ -214,17 +216,21 @@ impl Responder {
         }
         let index = self.freeings.all.iter().position(|entry| entry.freeing.id == id);
         let Some(index) = index else { return Ok(true) };
-        let runs = self.runs_here(&self.freeings.all[index]);
+        let (runs, distances) = self.runs_here(&self.freeings.all[index]);
         if runs.iter().any(|run| self.leases.holder_in(now, run.clone()).is_some()) {
             return Ok(false);
         }
-        let Entry { freeing, local, waiter } = self.freeings.all.swap_remove(index);
+        let Entry { freeing, local, waiter, .. } = self.freeings.all.swap_remove(index);
         if self.is_own_node(freeing.home) {
             store.lines_mut().end_freeing(local);
             self.provisional.forget(local);
         } else {
             // The first page last: as long as it is there, the next process goes on with the others.
-            runs.iter().rev().for_each(|run| store.lines_mut().free_part(run.clone()));
+            let Freeing { grant: Grant { location, tag }, space, .. } = freeing;
+            let wanted = Access { location, length_bytes: 1, tag, space };
+            for (run, distance) in runs.iter().zip(&distances).rev() {
+                self.free_in_line(run.clone(), *distance, wanted, store);
+            }
         }
         runs.into_iter().for_each(|run| self.forget_leases(run));
         self.notify_freed(&freeing);
@@ -265,14 +271,15 @@ impl Responder {
         store.lines().freeings(&mut |local, access, pages| {
             let Access { location, tag, space, .. } = access;
             let name = self.ranges.name_of(&(local..local + 1));
-            let (home, page) =
-                name.map_or((self.node, location.page()), |name| (name.node, name.first_page));
+            let own = (self.node, location.page(), store.generation());
+            let (home, page, contents) =
+                name.map_or(own, |name| (name.node, name.first_page, name.generation));
             let Some(location) = Location::new(location.generation(), page << PAGE_SHIFT) else {
                 return;
             };
             let grant = Grant { location, tag };
             let freeing = Freeing { id: 0, home, grant, space, pages };
-            self.freeings.insert(Entry { freeing, local, waiter: None });
+            self.freeings.insert(Entry { freeing, local, contents, waiter: None });
             self.counters.count(Event::FreeingResumed);
         });
     }
@@ -376,7 +383,8 @@ impl Responder {
             return Err(Status::Busy.into()).into();
         }
         let waiter = Waiter::of(request, slot, Command::Delete);
-        let entry = Entry { freeing, local: local.page(), waiter: Some(waiter) };
+        let contents = self.contents_at(local.page(), store);
+        let entry = Entry { freeing, local: local.page(), contents, waiter: Some(waiter) };
         match self.decide(request.now, entry, store) {
             Ok(()) => Deletion::Follows,
             Err(status) => Err(status.into()).into(),
@@ -391,10 +399,12 @@ impl Responder {
         store: &mut S,
     ) -> Result<(), Status> {
         let is_leased = |run: Range<u64>| self.leases.holder_in(now, run).is_some();
-        if self.runs_here(&entry).into_iter().any(is_leased) {
+        if self.runs_here(&entry).0.into_iter().any(is_leased) {
             return Err(Status::Busy);
         }
-        if self.freeings.all.len() >= FREEINGS_MAX {
+        let of_space =
+            self.freeings.all.iter().filter(|of| of.freeing.space == entry.freeing.space);
+        if self.freeings.all.len() >= FREEINGS_MAX.0 || of_space.count() >= FREEINGS_MAX.1 {
             return Err(Status::Overloaded);
         }
         store.lines_mut().begin_freeing(entry.local);
@@ -453,7 +463,8 @@ impl Responder {
         let pages = store.lines().pages_of_allocation(access, 0)?;
         if self.freeings.at(local).is_none() {
             let freeing = Freeing { id: 0, home, grant, space, pages };
-            self.decide(now, Entry { freeing, local, waiter: None }, store)?;
+            let contents = self.contents_at(local, store);
+            self.decide(now, Entry { freeing, local, contents, waiter: None }, store)?;
             self.counters.count(Event::AllocationPurged);
         }
         Ok(pages)
@@ -471,7 +482,8 @@ impl Responder {
         let local = grant.location.page();
         if self.freeings.at(local).is_none() {
             let freeing = Freeing { id: 0, home: self.node, grant, space, pages };
-            self.decide(now, Entry { freeing, local, waiter: None }, store)?;
+            let contents = store.generation();
+            self.decide(now, Entry { freeing, local, contents, waiter: None }, store)?;
         }
         Ok(pages)
     }
@@ -481,25 +493,32 @@ impl Responder {
         self.freeings.at(local).is_some()
     }
 
-    /// The pages of an allocation that are here, by their numbers in the store, in the order of the allocation. Each run
-    /// is in one line if it is of another server.
-    fn runs_here(&self, entry: &Entry) -> Vec<Range<u64>> {
+    /// The first generation of the contents of which a page of the store is.
+    fn contents_at<S: PageStore + ?Sized>(&self, local: u64, store: &S) -> ArenaGeneration {
+        let name = self.ranges.name_of(&(local..local + 1));
+        name.map_or_else(|| store.generation(), |name| name.generation)
+    }
+
+    /// The pages of an allocation that are here, by their numbers in the store, in the order of the allocation, and how far
+    /// each run is behind the first page. A run is in one line if it is of another server.
+    fn runs_here(&self, entry: &Entry) -> (Vec<Range<u64>>, Vec<u64>) {
         let first = entry.freeing.grant.location.page();
         if self.is_own_node(entry.freeing.home) {
             // No page of a line that is elsewhere is leased here.
-            return core::iter::once(first..entry.end()).collect();
+            return (core::iter::once(first..entry.end()).collect(), vec![0]);
         }
-        let mut runs = Vec::new();
+        let (mut runs, mut distances) = (Vec::new(), Vec::new());
         let mut page = first;
         while page < entry.end() {
             let end = (page - page % LINE + LINE).min(entry.end());
-            let local = location_of(&entry.freeing, page)
-                .and_then(|location| self.ranges.local(entry.freeing.home, location))
-                .filter(|local| self.givings.marked(local.page()).is_none());
-            runs.extend(local.map(|local| local.page()..local.page() + (end - page)));
+            let local = self.ranges.local_of(entry.freeing.home, entry.contents, page);
+            if let Some(local) = local.filter(|local| self.givings.marked(*local).is_none()) {
+                runs.push(local..local + (end - page));
+                distances.push(page - first);
+            }
             page = end;
         }
-        runs
+        (runs, distances)
     }
 
     /// DELETE of a part, by the server that frees the allocation: frees the pages that are here, from the target's page
@@ -528,6 +547,13 @@ impl Responder {
             let start = ((end - 1) - (end - 1) % LINE).max(first);
             let (count, last_here) = (end - start, local.page());
             let pages = last_here + 1 - count..last_here + 1;
+            // Pages of other contents of the node may be at the same place: those of this allocation are elsewhere.
+            if !has_colour(&pages, wanted, store) {
+                if freed == 0 {
+                    return Err(Status::NoAuthority.into());
+                }
+                break;
+            }
             if self.leases.holder_in(request.now, pages.clone()).is_some() {
                 if freed == 0 {
                     self.freeings.close(request.now, pages);
@@ -535,7 +561,10 @@ impl Responder {
                 }
                 break;
             }
-            self.free_in_line(pages, start - first, wanted, store);
+            self.free_in_line(pages.clone(), start - first, wanted, store);
+            if start == first {
+                self.end_freeing_of(request.now, pages.start, store);
+            }
             freed += u32::try_from(count).unwrap_or(0);
             end = start;
             if end == first || freed >= PART_PAGES_MAX {
@@ -550,6 +579,25 @@ impl Responder {
         }
         self.counters.count(Event::PartFreed);
         Ok(Record::reply(Command::Delete, Status::Ok, freed))
+    }
+
+    /// Another server has freed an allocation that this one was freeing, too: the home that is back.
+    fn end_freeing_of<S: PageStore + ?Sized>(&mut self, now: Timestamp, local: u64, store: &S) {
+        let Some(index) = self.freeings.all.iter().position(|entry| entry.local == local) else {
+            return;
+        };
+        let Entry { freeing, waiter, .. } = self.freeings.all.swap_remove(index);
+        self.counters.count(Event::FreeingEnded);
+        if let Some(waiter) = waiter {
+            self.respond_freed(now, &waiter, freeing.pages, store);
+        }
+    }
+
+    /// The home is back with the allocation, and has freed all of it, also what is here.
+    pub fn hand_over<S: PageStore + ?Sized>(&mut self, now: Timestamp, id: u32, store: &S) {
+        if let Some(local) = self.freeings.find(id).map(|entry| entry.local) {
+            self.end_freeing_of(now, local, store);
+        }
     }
 
     /// Frees those of the pages of a line that are of the allocation; `distance` is that of the first one from the
@@ -590,8 +638,22 @@ impl Responder {
         }
         let overlaps = |other: &Range<u64>| other.start < pages.end && pages.start < other.end;
         let is_closed = |of: &Closed| now < of.until && overlaps(&of.pages);
-        let is_of = |entry: &Entry| self.runs_here(entry).iter().any(overlaps);
+        let is_of = |entry: &Entry| self.has_page_of(entry, pages);
         self.freeings.closed.iter().any(is_closed) || self.freeings.all.iter().any(is_of)
+    }
+
+    /// Whether one of the pages of the store is of an allocation that is being freed.
+    fn has_page_of(&self, entry: &Entry, pages: &Range<u64>) -> bool {
+        let of = entry.freeing.grant.location.page()..entry.end();
+        if self.is_own_node(entry.freeing.home) {
+            return of.start < pages.end && pages.start < of.end;
+        }
+        pages.clone().any(|page| {
+            self.ranges.name_of(&(page..page + 1)).is_some_and(|name| {
+                (name.node, name.generation) == (entry.freeing.home, entry.contents)
+                    && of.contains(&name.first_page)
+            })
+        })
     }
 
     fn notify_freed(&mut self, freeing: &Freeing) {
@@ -600,6 +662,18 @@ impl Responder {
         let target = Fields { space, node: home, command: 0, tag: grant.tag.0, location };
         self.send_notice(Command::Invalidate, target, u64::from(pages));
     }
+}
+
+/// Whether all pages of a line have a colour, or had it last.
+fn has_colour<S: PageStore + ?Sized>(pages: &Range<u64>, wanted: Access, store: &S) -> bool {
+    let first_of_line = line_of(pages.start) * LINE;
+    let colour = Some((wanted.location.generation(), wanted.tag));
+    let has = |line: &LineRecord, page: u64| {
+        let at = usize::try_from(page - first_of_line).ok();
+        at.and_then(|at| line.get(at)).is_some_and(|of| of.colour == colour)
+    };
+    let line = store.lines().line(first_of_line);
+    line.is_some_and(|line| pages.clone().all(|page| has(&line.pages, page)))
 }
 
 /// The location of a page of an allocation at home.

@@ -391,6 +391,21 @@ impl Ranges {
         }
     }
 
+    /// Where a page of contents of another node is in this server's store, and of no other contents.
+    pub(super) fn local_of(
+        &self,
+        node: NodeId,
+        contents: ArenaGeneration,
+        page: u64,
+    ) -> Option<u64> {
+        let last = (node, contents, page);
+        let index = self.adopted.partition_point(|other| key(other) <= last).checked_sub(1)?;
+        let range = &self.adopted[index];
+        let within = page.checked_sub(range.first_page)?;
+        let is_of = (range.node, range.generation) == (node, contents) && within < range.page_count;
+        is_of.then_some(range.local_page + within)
+    }
+
     /// The last generation before one of which pages of a node are here.
     fn generation_before(
         &self,

@@ -13,7 +13,8 @@ use crate::output;
 /// Free all memory of a space, or the memory of a client that has ended; only for operators of the controller.
 ///
 /// Pointers to it are refused from then on. Leased allocations and provisional ones stay;
-/// the command then says so and ends with 1.
+/// the command then says so and ends with 1. An allocation of which parts are at other servers counts as freed
+/// when that is decided: each server frees its part as soon as it can, and leases there end first.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Purge {
     #[command(flatten)]

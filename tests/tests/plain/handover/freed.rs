@@ -1,6 +1,7 @@
 //! The allocation is freed while its lines move, or when they are at both servers, or when its home has lost its memory.
 
 use super::*;
+use bluebridge_protocol::store::Grant;
 use bluebridge_wire::{ArenaGeneration, Status};
 
 /// How long the DELETE may take. It has an end long before.
@@ -212,6 +213,126 @@ fn who_has_the_first_page_frees_it_if_the_home_has_lost_it() {
         ] {
             assert_eq!(world.look(page), expected, "seed {seed}, page {page}");
         }
+    }
+}
+
+impl World {
+    /// The home's next process has no memory; it knows where its earlier contents are.
+    fn lose_home(&mut self) {
+        let (last, incarnation) = (&self.hosts[HOME], self.hosts[HOME].incarnation + 1);
+        let next = ArenaGeneration::new(last.arena.generation().number() + 1).expect("small");
+        let config = ArenaConfig { generation: next, last_generation: next, ..Default::default() };
+        let arena = Arena::on_heap(&config, PAGES as u32);
+        self.hosts[HOME] = Host::with(HOME, incarnation, arena, self.now, self.seed);
+        let adopted = self.hosts[OTHER].responder.adopted().to_vec();
+        let mut earlier: Vec<_> = adopted.iter().map(|of| of.generation).collect();
+        earlier.dedup();
+        for generation in earlier {
+            let of_it = adopted.iter().filter(|of| of.generation == generation);
+            let row = |of: &responder::Adopted| {
+                (of.first_page..of.first_page + of.page_count, Some(NODES[OTHER]))
+            };
+            let rows: Vec<_> = of_it.map(row).collect();
+            self.hosts[HOME].responder.learn_earlier(generation, &rows);
+        }
+    }
+
+    /// Moves the first lines to the other server.
+    fn move_first(&mut self, lines: usize) {
+        let id = self.record.migration.id + 1;
+        self.record.migration.id = id;
+        self.record.is_withdrawn = false;
+        self.record.pages = 0..(lines * LINE_PAGES) as u64;
+        self.allow();
+        self.run(0.0, |_, _| {});
+        assert_eq!(self.close().len(), lines);
+    }
+}
+
+/// Earlier contents of the home have other allocations at the same places.
+#[test]
+fn nothing_of_earlier_contents_is_freed() {
+    for seed in 0..SEEDS / 10 {
+        let mut world = World::new(seed);
+        world.add_deleter();
+        world.move_first(LINES / 2);
+        world.are_clients_done = true;
+        while world.clients[..usize::from(CLIENTS)].iter().any(|client| client.job.is_some()) {
+            world.step();
+        }
+        let earlier = world.first;
+        world.lose_home();
+        let arena = &mut world.hosts[HOME].arena;
+        let grant = arena.create(SPACE, USED as u32).expect("it is empty");
+        arena.complete(grant.location);
+        world.first = Pointer { tag: grant.tag, location: grant.location, ..earlier };
+        assert_eq!(grant.location.page(), earlier.location.page());
+        world.move_first(1);
+        world.lose_home();
+        world.delete();
+        assert_eq!(world.free(), Ok(Output::Freed(USED as u32)), "seed {seed}");
+        assert_eq!(world.look(0), Status::NotAllocated);
+        assert_eq!(world.look(LINE_PAGES), Status::StaleGeneration, "it was lost");
+        world.first = earlier;
+        for page in 0..PAGES / 2 {
+            let pointer = world.pointer(page);
+            let read = Operation::Read { pointer, length: PAGE_BYTES as u32 };
+            let result = loop {
+                world.ask(read);
+                match world.hear() {
+                    Err(Failure::Unreachable { .. } | Failure::TimedOut { .. }) => {}
+                    result => break result,
+                }
+            };
+            assert_eq!(result, Ok(Output::Done), "seed {seed}, page {page}");
+            let client = world.freed.client.expect("it was added");
+            let bytes = &world.clients[client].memory.0[&1];
+            assert_eq!(read_stamp(bytes).map(|(of, _)| of), Some(page), "seed {seed}");
+        }
+    }
+}
+
+/// A server was told that the home has lost an allocation, and the home is back with it.
+#[test]
+fn a_home_that_is_back_frees_what_another_one_began_to_free() {
+    for seed in 0..SEEDS / 10 {
+        let mut world = World::new(seed);
+        world.add_deleter();
+        world.move_first(LINES / 2);
+        world.are_clients_done = true;
+        while world.clients[..usize::from(CLIENTS)].iter().any(|client| client.job.is_some()) {
+            world.step();
+        }
+        // Leases that their owners forgot are over.
+        world.now = world.now + Duration::from_millis(100);
+        let adopted = world.hosts[OTHER].responder.adopted();
+        let first = adopted.iter().find(|of| of.first_page == 0).expect("it moved");
+        let (at, grant) = ((NODES[HOME], first.local_page), world.first);
+        let grant = Grant { location: grant.location, tag: grant.tag };
+        let (now, Host { responder, arena, .. }) = (world.now, &mut world.hosts[OTHER]);
+        let begun = responder.purge_orphan(now, at, (SPACE, grant), arena);
+        assert_eq!(begun, Ok(USED as u32));
+        if seed % 2 == 0 {
+            // The next process goes on with it.
+            let incarnation = INCARNATION + 1;
+            world.hosts[OTHER].arena = Arena::on_heap(&ArenaConfig::default(), 8);
+            let file = &world.files[OTHER];
+            world.hosts[OTHER] = Host::new(OTHER, incarnation, file, world.now, seed);
+        }
+        world.settle();
+        for page in [0, PAGES / 2 - 1, PAGES / 2, USED - 1] {
+            assert_eq!(world.look(page), Status::NotAllocated, "seed {seed}, page {page}");
+        }
+        assert_eq!(world.hosts[HOME].arena.usage(SPACE).used_pages, 0, "seed {seed}");
+        assert_eq!(world.hosts[OTHER].arena.arena_usage().used_pages, 0, "seed {seed}");
+        // Its lines are free to go home.
+        world.send_back(&(0..LINES / 2).collect());
+        for row in rows(&world.hosts[OTHER], &world.record.pages) {
+            assert_eq!((row.end - row.start) as usize, PAGES / 2, "seed {seed}");
+        }
+        world.allow();
+        world.run(0.0, |_, _| {});
+        assert_eq!(world.close().len(), LINES / 2);
     }
 }
 
