@@ -610,6 +610,8 @@ impl Shadow {
                 });
                 zeroed.sum::<usize>() == header.length as usize
             }
+            // A part may have been freed before.
+            Command::Delete if header.flags.contains(Flags::PART) => true,
             Command::Delete => changed(|change| matches!(change, Change::Delete { .. })),
             _ => true,
         };

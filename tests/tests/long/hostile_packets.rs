@@ -22,8 +22,10 @@ const NEVER: [(Status, &str); 3] = [
 
 /// Events that no packet of an attacker can cause: an operator's command purges, the controller orders migrations, and
 /// only their takers take lines.
-const IMPOSSIBLE: [Event; 9] = [
+const IMPOSSIBLE: [Event; 11] = [
     Event::AllocationPurged,
+    Event::FreeingEnded,
+    Event::FreeingResumed,
     Event::FreeLineStays,
     Event::KeepRepeated,
     Event::LeaseWithdrawn,

@@ -105,9 +105,12 @@ impl Draw<'_> {
             datagram.data = vec![5; 8];
         }
         if self.rng.random_bool(0.5) {
-            let flags = [Flags::MAY_BE_STALE, Flags::QUEUED, Flags::ZERO];
+            let flags = [Flags::MAY_BE_STALE, Flags::QUEUED, Flags::ZERO, Flags::PART];
             let flag = flags.into_iter().choose(self.rng).unwrap_or(Flags::QUEUED);
             datagram.header.flags = datagram.header.flags.with(flag);
+            if command == Command::Delete && flag == Flags::PART {
+                datagram.header.length = 1;
+            }
         }
         datagram
     }
