@@ -138,6 +138,8 @@ impl Freer {
                 (task.left, task.at) = (0, now);
                 return;
             }
+            // It may have lost the allocation by now: then it leads to who has the parts.
+            task.is_homes = false;
             return task.wait(now);
         }
         // Only a home that has the allocation says so.
