@@ -30,6 +30,9 @@ const SOURCE: &str = "bluebridge";
 /// `BPF_FS_MAGIC` of linux/magic.h.
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 
+/// How often a directory is made that others remove meanwhile.
+const MAKE_TRIES: usize = 16;
+
 /// What failed.
 #[derive(Debug)]
 pub struct FsError {
@@ -61,6 +64,15 @@ fn failed(doing: &str, source: io::Error) -> FsError {
 /// # Errors
 /// [`FsError`], for example without root, or if another user has made the directory.
 pub fn make(directory: &Path) -> Result<(), FsError> {
+    // Another process may remove the parent, which is empty before this, or unmount the file system at the same time.
+    let is_gone = |made: &Result<(), FsError>| {
+        made.as_ref().is_err_and(|error| error.source.kind() == io::ErrorKind::NotFound)
+    };
+    let mut tries = iter::repeat_with(|| try_make(directory)).take(MAKE_TRIES);
+    tries.find(|made| !is_gone(made)).unwrap_or_else(|| try_make(directory))
+}
+
+fn try_make(directory: &Path) -> Result<(), FsError> {
     if !is_mounted()? {
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         mount(SOURCE, ROOT, "bpf", flags, Some(c"mode=0700"))

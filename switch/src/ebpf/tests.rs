@@ -155,6 +155,27 @@ fn the_c_header_is_made_from_the_declaration() {
 mod root {
     use super::*;
 
+    /// Whoever removes a switch's pins also removes the directory of all switches if that is empty.
+    #[test]
+    fn a_directory_is_made_although_others_remove_its_parent() {
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    super::super::bpffs::remove("never-there").expect("nothing is there");
+                }
+            });
+            for _ in 0..20_000 {
+                let made = super::super::bpffs::open("made-again");
+                if made.is_err() {
+                    is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+                }
+                let _ = std::fs::remove_dir(made.expect("it is made"));
+            }
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+    }
+
     /// Fills a switch with two spaces. Checks for each sealed table: if a packet finds the value of the other
     /// space's entry in the element of its key, the result is the same as if the entry
     /// were missing.
