@@ -190,14 +190,8 @@ fn who_has_the_first_page_frees_it_if_the_home_has_lost_it() {
         world.run(0.0, |_, _| {});
         assert_eq!(world.close().len(), LINES / 2);
         world.are_clients_done = true;
-        let first = world.hosts[HOME].arena.generation();
-        let rows = rows_at_home(&world.hosts[OTHER]);
-        let next = ArenaGeneration::new(first.number() + 1).expect("small");
-        let config = ArenaConfig { generation: next, last_generation: next, ..Default::default() };
-        let arena = Arena::on_heap(&config, PAGES as u32);
+        world.lose_home();
         let incarnation = INCARNATION + 1;
-        world.hosts[HOME] = Host::with(HOME, incarnation, arena, world.now, seed);
-        world.hosts[HOME].responder.learn_earlier(first, &rows);
         if seed % 2 == 0 {
             world.hosts[OTHER].arena = Arena::on_heap(&ArenaConfig::default(), 8);
             let file = &world.files[OTHER];
@@ -217,6 +211,18 @@ fn who_has_the_first_page_frees_it_if_the_home_has_lost_it() {
 }
 
 impl World {
+    /// Gives the clients nothing more to do, and waits until they have done what they had.
+    fn end_jobs(&mut self) {
+        self.are_clients_done = true;
+        for _ in 0..STEPS {
+            if self.clients[..usize::from(CLIENTS)].iter().all(|client| client.job.is_none()) {
+                return;
+            }
+            self.step();
+        }
+        panic!("seed {}: a client is never done", self.seed);
+    }
+
     /// The home's next process has no memory; it knows where its earlier contents are.
     fn lose_home(&mut self) {
         let (last, incarnation) = (&self.hosts[HOME], self.hosts[HOME].incarnation + 1);
@@ -256,10 +262,7 @@ fn nothing_of_earlier_contents_is_freed() {
         let mut world = World::new(seed);
         world.add_deleter();
         world.move_first(LINES / 2);
-        world.are_clients_done = true;
-        while world.clients[..usize::from(CLIENTS)].iter().any(|client| client.job.is_some()) {
-            world.step();
-        }
+        world.end_jobs();
         let earlier = world.first;
         world.lose_home();
         let arena = &mut world.hosts[HOME].arena;
@@ -299,10 +302,7 @@ fn a_home_that_is_back_frees_what_another_one_began_to_free() {
         let mut world = World::new(seed);
         world.add_deleter();
         world.move_first(LINES / 2);
-        world.are_clients_done = true;
-        while world.clients[..usize::from(CLIENTS)].iter().any(|client| client.job.is_some()) {
-            world.step();
-        }
+        world.end_jobs();
         // Leases that their owners forgot are over.
         world.now = world.now + Duration::from_millis(100);
         let adopted = world.hosts[OTHER].responder.adopted();
@@ -334,12 +334,4 @@ fn a_home_that_is_back_frees_what_another_one_began_to_free() {
         world.run(0.0, |_, _| {});
         assert_eq!(world.close().len(), LINES / 2);
     }
-}
-
-/// Where pages of the home are, by their numbers there.
-fn rows_at_home(host: &Host) -> Vec<(core::ops::Range<u64>, Option<NodeId>)> {
-    let row = |of: &responder::Adopted| {
-        (of.first_page..of.first_page + of.page_count, Some(NODES[OTHER]))
-    };
-    host.responder.adopted().iter().map(row).collect()
 }
