@@ -100,6 +100,12 @@ fn scenarios() -> Vec<Scenario> {
             (s.faults.cancels, s.faults.wipes[0]) = (1, 1);
         })
         .with(chain),
+        scenario("freed without its home, a page is left", &[&[Delete], &[Create]], |s| {
+            (s.pages, s.faults.wipes[0]) = (2, 1);
+        }),
+        scenario("freed without its home, and read", &[&[Delete], &[Read(0, 0)]], |s| {
+            s.faults.wipes[0] = 1;
+        }),
         scenario("freed when the home has left", &[&[Delete]], |s| {
             (s.lines, s.allocated, s.written) = (2, 2, 2);
             s.faults.leaves = 1;
@@ -396,6 +402,8 @@ fn where_it_shows(mutant: Mutant) -> Option<(&'static str, &'static str)> {
         Mutant::LeasedPartFreed => ("freed, in a chain", is::SAME),
         Mutant::FirstPartFirst => ("freed, the home loses its memory", is::WHOLE),
         Mutant::LostPartAwaited => ("freed, half of it lost", is::ENDS),
+        Mutant::DiscardedInUse => ("freed without its home, a page is left", is::HELD),
+        Mutant::DiscardedEarly => ("freed without its home, and read", is::ENDS),
         Mutant::DeputyTooEarly => ("the home leaves", is::HELD),
         Mutant::DeputyWithoutMap => ("the home leaves", is::LOST),
         Mutant::DeputyMapOld => ("the home leaves, and its line moves on", is::FOUND),

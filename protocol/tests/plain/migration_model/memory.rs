@@ -175,7 +175,8 @@ impl Scenario {
         for page in self.page_numbers() {
             let Some(copy) = world.served(server, line, 1) else { continue };
             let this = copy.pages[usize::from(page)];
-            if this.link != Link::Free && this.tag == super::FIRST_TAG {
+            let is_part = usize::from(line) * self.pages + usize::from(page) < self.allocated;
+            if is_part && this.link != Link::Free && this.tag == super::FIRST_TAG {
                 self.free(world, server, (line, page), this);
                 is_any = true;
             }

@@ -14,6 +14,7 @@
 mod client;
 mod controller;
 mod deputy;
+mod discard;
 mod giver;
 mod home;
 mod lines;
@@ -155,6 +156,10 @@ pub(crate) enum Mutant {
     FirstPartFirst,
     /// A part that was lost is waited for.
     LostPartAwaited,
+    /// A line of lost contents is discarded of which a page is allocated.
+    DiscardedInUse,
+    /// A server discards a line before the home knows that nobody has it.
+    DiscardedEarly,
 
     // The deputy of a home that is drained and gone.
     /// It answers although the home still has lines.
@@ -212,7 +217,7 @@ pub(crate) enum Mutant {
 }
 
 impl Mutant {
-    pub(crate) const ALL: [Self; 62] = [
+    pub(crate) const ALL: [Self; 64] = [
         Self::RecordInSession,
         Self::LastPageUnchecked,
         Self::TakenIsServed,
@@ -251,6 +256,8 @@ impl Mutant {
         Self::LeasedPartFreed,
         Self::FirstPartFirst,
         Self::LostPartAwaited,
+        Self::DiscardedInUse,
+        Self::DiscardedEarly,
         Self::DeputyTooEarly,
         Self::DeputyWithoutMap,
         Self::DeputyMapOld,

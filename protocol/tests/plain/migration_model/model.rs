@@ -81,6 +81,12 @@ pub(crate) enum Step {
         is_heard: bool,
     },
     FreeAll,
+    Strike {
+        line: u8,
+    },
+    Discard {
+        line: u8,
+    },
     Renew {
         client: u8,
     },
@@ -160,6 +166,8 @@ impl Model for Scenario {
             Step::ArriveLate { message } => self.arrive_late(&mut world, message)?,
             Step::FreePart { line, is_heard } => self.free_part(&mut world, line, is_heard)?,
             Step::FreeAll => self.free_all(&mut world)?,
+            Step::Strike { line } => self.strike(&mut world, line)?,
+            Step::Discard { line } => self.discard(&mut world, line)?,
             Step::Renew { client } => self.renew(&mut world, client)?,
             Step::StopRenewing { client } => self.stop_renewing(&mut world, client)?,
             Step::Tick => self.tick(&mut world)?,
@@ -216,6 +224,10 @@ impl Scenario {
             let lines = self.line_numbers();
             steps.extend(lines.map(|line| Step::FreePart { line, is_heard: true }));
             steps.push(Step::FreeAll);
+        }
+        if world.generation > 1 {
+            let lines = self.line_numbers();
+            steps.extend(lines.flat_map(|line| [Step::Strike { line }, Step::Discard { line }]));
         }
         self.leases(world, |server, line, page| {
             steps.push(Step::EndUnused { server, line, page });

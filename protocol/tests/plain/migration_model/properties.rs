@@ -56,7 +56,9 @@ pub(super) fn all() -> Vec<Property<Scenario>> {
         Property::always(is::LOST, |scenario: &Scenario, world: &World| {
             let mut lines = scenario.line_numbers();
             lines.all(|line| {
-                !world.gone[usize::from(line)] || scenario.holders(world, line).next().is_none()
+                let is_served =
+                    scenario.holders(world, line).any(|at| scenario.is_needed(world, at, line));
+                !world.gone[usize::from(line)] || !is_served
             })
         }),
         Property::always(is::SAME, |_, world: &World| !world.witness.is_different),
@@ -73,7 +75,9 @@ pub(super) fn all() -> Vec<Property<Scenario>> {
             let mut lines = scenario.line_numbers();
             !scenario.is_at_rest(world)
                 || lines.all(|line| {
-                    world.is_lost[usize::from(line)] || scenario.holders(world, line).count() == 1
+                    let is_gone =
+                        world.is_lost[usize::from(line)] || world.is_discarded[usize::from(line)];
+                    is_gone || scenario.holders(world, line).count() == 1
                 })
         }),
         Property::always(is::NEAR, |scenario: &Scenario, world: &World| {
@@ -133,7 +137,7 @@ impl Scenario {
                 // What nobody knows of yet, nobody can lead round.
                 Some(Answer::WrongNode) if world.server(at).is_loss_unknown => return Some(hops),
                 Some(Answer::WrongNode | Answer::StaleGeneration)
-                    if self.holders(world, line).next().is_some() =>
+                    if self.holders(world, line).any(|at| self.is_needed(world, at, line)) =>
                 {
                     return None;
                 }
@@ -153,5 +157,9 @@ impl Scenario {
             && world.stage == Stage::Closed
             && world.forwards.iter().all(|forward| *forward != Forward::Pending)
             && world.servers.iter().all(is_idle)
+            && self.line_numbers().all(|line| {
+                let mut holders = self.holders(world, line);
+                world.generation == 1 || holders.all(|at| self.is_needed(world, at, line))
+            })
     }
 }

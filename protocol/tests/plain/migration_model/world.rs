@@ -244,6 +244,8 @@ pub(crate) struct World {
     pub(super) gone: [bool; LINES],
     /// Lines that were lost with the memory of a server.
     pub(super) is_lost: [bool; LINES],
+    /// Free lines of lost contents that their server has discarded.
+    pub(super) is_discarded: [bool; LINES],
     /// The highest incarnation of each node that was served, for each line.
     pub(super) newest: [[u8; 2]; LINES],
     pub(crate) witness: Witness,
@@ -324,6 +326,7 @@ impl World {
             applied: 0,
             gone: [false; LINES],
             is_lost: [false; LINES],
+            is_discarded: [false; LINES],
             newest: [[0; 2]; LINES],
             witness: Witness::default(),
         }
