@@ -8,13 +8,14 @@
 //! * `desired`: the tables that follow; `moved`: those for pages that moved; `tables`: tables as values; `weight`: anycast weights.
 //! * `record`: what is stored; `event`: what is logged; `operator`: operators' requests; `drain`: servers that are drained;
 //!   `deputy`: who answers for those that are gone;
-//!   `rebalance`: memory that moves by itself.
+//!   `rebalance`: memory that moves by itself; `free_lines`: lines that go home because none of their pages is allocated.
 
 mod attached;
 mod deputy;
 mod desired;
 mod drain;
 mod event;
+mod free_lines;
 mod join;
 mod moved;
 mod operator;
@@ -320,6 +321,7 @@ pub struct Core {
     ports: Vec<Ports>,
     migrations: Migrations,
     rebalancing: Rebalancing,
+    returning: free_lines::Returning,
     changes: Vec<Change>,
     altered: BTreeSet<NodeId>,
     events: Vec<MemberEvent>,
@@ -354,6 +356,7 @@ impl Core {
             ports,
             migrations,
             rebalancing: Rebalancing::new(stored.rebalance),
+            returning: free_lines::Returning::default(),
             changes: Vec::new(),
             altered: BTreeSet::new(),
             events: Vec::new(),

@@ -9,10 +9,12 @@
 //! * `order`: the orders that are due; `report`: what servers report.
 //! * `deputy`: servers that answer for others that are drained and gone.
 //! * `drain`: servers that are drained; [`rebalance`]: what moves by itself.
+//! * `free`: lines of which no page is allocated any more.
 //! * `loss`: servers that lost their memory, and where the pages of their homes are then.
 
 mod deputy;
 mod drain;
+mod free;
 mod loss;
 mod order;
 mod pages;
@@ -204,6 +206,8 @@ pub struct Migrations {
     returning: BTreeMap<NodeId, Instant>,
     /// Servers from which no heartbeat has come for so long that another one answers in place of a deputy among them.
     hung: BTreeSet<NodeId>,
+    /// Free lines of others, by the servers that have them.
+    free: BTreeMap<NodeId, free::FreeLines>,
     changes: Vec<Change>,
     /// Whether where pages are may have changed.
     is_moved: bool,
@@ -264,6 +268,7 @@ impl Migrations {
         let is_another = before.is_some_and(|before| before.incarnation != incarnation);
         self.servers.insert(id, now);
         if is_another {
+            self.free.remove(&id);
             self.note_heard(id);
         }
         if is_another && record.attached {
@@ -434,6 +439,11 @@ impl Migrations {
             }
         }
         places.into_iter().map(|(home, (space, rows))| (home, space, rows)).collect()
+    }
+
+    /// A migration that is open, or one of the last closed ones.
+    pub(crate) fn record_of(&self, id: u64) -> Option<&MigrationRecord> {
+        self.all.get(&id).map(|of| &of.record)
     }
 
     fn open(&self) -> impl Iterator<Item = &Migration> {

@@ -279,6 +279,7 @@ fn obey(order: Order) -> Option<Report> {
         Order::Release(migration) => Report::Released(migration),
         // Servers of older versions get no orders about deputies.
         Order::Deputize(_)
+        | Order::Discard { .. }
         | Order::Dismiss { .. }
         | Order::Lose { .. }
         | Order::Report { .. }

@@ -126,6 +126,7 @@ fn reports(order: Order) -> Vec<Report> {
         Order::Release(migration) => Report::Released(migration),
         // Servers of older versions get no orders about deputies.
         Order::Deputize(_)
+        | Order::Discard { .. }
         | Order::Dismiss { .. }
         | Order::Lose { .. }
         | Order::Report { .. }

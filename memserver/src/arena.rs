@@ -104,7 +104,7 @@ struct FreedExtent {
     pages: u32,
 }
 
-/// Counts of an [`Arena`], in pages.
+/// Counts of an [`Arena`], in pages unless they say otherwise.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct ArenaUsage {
     /// Pages in all.
@@ -119,6 +119,8 @@ pub struct ArenaUsage {
     pub retired_pages: u64,
     /// Pages in allocations.
     pub used_pages: u64,
+    /// Lines of other servers that are here or on their way.
+    pub adopted_lines: u64,
     /// The last generation that is reserved.
     pub last_generation: ArenaGeneration,
     /// The last generation that should be reserved; greater than `last_generation` if the arena
@@ -367,6 +369,7 @@ impl Arena {
             quarantined_pages,
             retired_pages,
             used_pages,
+            adopted_lines: self.places.used(self.pages.sizes()),
             last_generation: self.palette.last(),
             wanted_generation: self.wanted_generation(),
         }

@@ -15,6 +15,7 @@ use bluebridge_protocol::responder::Authority;
 use bluebridge_transport::Transport;
 use bluebridge_wire::{ArenaGeneration, Space};
 
+mod free_lines;
 mod operator;
 mod transfers;
 

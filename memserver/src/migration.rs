@@ -8,7 +8,7 @@ use std::{ops::Range, sync::mpsc::SyncSender};
 use bluebridge_protocol::{
     Timestamp,
     requester::{self, Buffers, Origin, Requester},
-    responder::{Adopted, AllowError, Allowance, Responder},
+    responder::{Adopted, AllowError, Allowance, FreeLines, Responder},
     store::PageStore,
     taker::{self, Progress, Row, Taker},
 };
@@ -69,6 +69,10 @@ pub enum MigrationOrder {
         /// The incarnation.
         incarnation: u32,
     },
+    /// The free lines of other servers that are here.
+    Free,
+    /// Free lines of contents that their home has lost are forgotten.
+    Discard(FreeLines),
     /// What the shard has of a home's pages, and what it gave of them.
     Claim {
         /// The home.
@@ -108,6 +112,8 @@ pub struct MigrationState {
     pub rows: Vec<Row>,
     /// What the giver gave, by the names at home.
     pub given: Vec<Adopted>,
+    /// Free lines of other servers.
+    pub free: Vec<FreeLines>,
 }
 
 /// An order was not followed; nothing changed.
@@ -249,6 +255,14 @@ impl Migrations {
             MigrationOrder::LearnEarlier { generation, rows } => {
                 let rows: Vec<_> = rows.into_iter().map(|(pages, at)| (pages, Some(at))).collect();
                 responder.learn_earlier(generation, &rows);
+                Ok(MigrationState::default())
+            }
+            MigrationOrder::Free => {
+                let free = responder.free_lines(store);
+                Ok(MigrationState { free, ..MigrationState::default() })
+            }
+            MigrationOrder::Discard(lines) => {
+                responder.discard(&lines, store);
                 Ok(MigrationState::default())
             }
             MigrationOrder::Claim { node, generation } => {

@@ -10,7 +10,7 @@ use bluebridge_wire::{ArenaGeneration, Fault, Status};
 use crate::ArenaUsage;
 
 /// States that are published beside events and statuses.
-const GAUGE_COUNT: usize = 11;
+const GAUGE_COUNT: usize = 12;
 
 /// Counters of a carrier.
 const COUNTER_COUNT: usize = 13;
@@ -127,6 +127,7 @@ impl ShardStatistics {
             quarantined_pages,
             retired_pages,
             used_pages,
+            adopted_lines,
             session_count,
             provisional_pages,
             leased_pages,
@@ -143,6 +144,7 @@ impl ShardStatistics {
                 quarantined_pages,
                 retired_pages,
                 used_pages,
+                adopted_lines,
                 last_generation: generation(last_generation),
                 wanted_generation: generation(wanted_generation),
             },
@@ -171,6 +173,7 @@ impl ShardStatistics {
             arena.quarantined_pages,
             arena.retired_pages,
             arena.used_pages,
+            arena.adopted_lines,
             responder.session_count() as u64,
             responder.provisional_pages(),
             responder.leased_pages() as u64,

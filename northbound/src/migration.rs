@@ -127,6 +127,13 @@ pub enum Order {
     Allow(Terms),
     /// To a deputy: answer for a node that is gone, from these places.
     Deputize(Deputyship),
+    /// Forget free lines of contents that a home has lost: nobody leads here for them any more.
+    Discard {
+        /// The home's contents.
+        home: Contents,
+        /// Whole lines.
+        pages: Vec<Range<u64>>,
+    },
     /// To a deputy: answer for a node no more.
     Dismiss {
         /// The node.
@@ -257,6 +264,14 @@ pub enum Report {
     },
     /// The giver forgot the marks.
     Forgotten(u64),
+    /// The lines of a home that the server has and of which no page is allocated, in place of what it reported before. As
+    /// only the home allocates pages, they stay free while they are here. There may be more.
+    Free {
+        /// The home's contents.
+        home: Contents,
+        /// Whole lines.
+        pages: Vec<Range<u64>>,
+    },
     /// The home knows where its pages are.
     Learned {
         /// The home's contents.

@@ -56,7 +56,8 @@ impl Migrations {
             .map(|of| Order::Report { home: of.record.home.contents(), round: of.record.version });
         let next = self.open().filter_map(|of| self.next_order(of));
         let next = next.filter(|(server, _)| *server == to).map(|(_, order)| order);
-        of_deputies.into_iter().chain(learn).chain(report).chain(next).collect()
+        let discards = self.discards(to);
+        of_deputies.into_iter().chain(learn).chain(report).chain(next).chain(discards).collect()
     }
 
     /// What other servers have, or may have, of contents that a node lost. It learns of changes by [`Order::Learn`].

@@ -81,6 +81,12 @@ fn check_served(
     if rows.iter().all(is_right) { Ok(()) } else { Err(ReportError::BadRows) }
 }
 
+/// Checks free lines.
+pub(super) fn check_free_rows(rows: &[Range<u64>]) -> Result<(), ReportError> {
+    check_count(rows.len(), HOME_ROWS_MAX)?;
+    check_rows(rows.iter(), &(0..PAGES_END))
+}
+
 /// Checks what a server has of a home.
 fn check_claims(
     home: ContentsRecord,
@@ -131,6 +137,7 @@ impl Migrations {
             Report::Dismissed { home, incarnation } => {
                 self.note_dismissed(from, home, incarnation);
             }
+            Report::Free { home, pages } => self.note_free(from, home.into(), &pages)?,
             Report::Learned { home, version } => self.note_learned(from, home, version),
             Report::Claims { home, round, served, given, lost } => {
                 let checked = check_claims(home.into(), &served, &given, &lost);

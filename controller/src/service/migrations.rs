@@ -11,7 +11,7 @@ use tonic::Status;
 use super::operations::parse_space;
 use super::parse_node;
 use crate::core::Core;
-use crate::migration::{CancelError, MigrateError, Sent, Shown, Stage, Wanted};
+use crate::migration::{CancelError, MigrateError, ReportError, Sent, Shown, Stage, Wanted};
 use crate::shared::SharedState;
 
 /// Sends the orders that are due to a memory server through one of its calls, until the call or the controller ends.
@@ -51,11 +51,19 @@ pub(super) async fn hear(
             return;
         }
     };
-    let heard =
-        shared.change(move |core, now| core.migrations_mut().handle(now, from, link, report)).await;
-    // A store that failed ends the controller.
-    if let Ok(Err(error)) = heard {
-        tracing::warn!(node = from.0, %error, "ignored a report of a memory server");
+    let is_of_free_lines = matches!(report, Report::Free { .. });
+    let heard = shared.change(move |core, now| {
+        core.migrations_mut().handle(now, from, link, report)?;
+        Ok(if is_of_free_lines { core.return_free_lines(now, from) } else { Vec::new() })
+    });
+    match heard.await {
+        Ok(Ok(began)) => began.into_iter().for_each(|words| tracing::info!("{words}")),
+        Ok(Err(error)) => {
+            let error: ReportError = error;
+            tracing::warn!(node = from.0, %error, "ignored a report of a memory server");
+        }
+        // A store that failed ends the controller.
+        Err(_) => {}
     }
 }
 

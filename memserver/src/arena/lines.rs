@@ -129,6 +129,11 @@ impl Places {
         self.spare.count().saturating_sub(self.promised)
     }
 
+    /// Places for lines of others that are used or reserved.
+    pub(super) const fn used(&self, sizes: &Sizes) -> u64 {
+        (sizes.adopted_lines as u64).saturating_sub(self.free.free_pages() as u64)
+    }
+
     /// Own lines that are here, and could get memory.
     pub(super) const fn unbacked_lines(&self) -> u32 {
         self.unbacked.free_pages()
@@ -632,6 +637,23 @@ impl LineStore for Arena {
 
     fn free_part(&mut self, pages: Range<u64>) {
         self.free_adopted(&pages);
+    }
+
+    fn is_free(&self, first_page: u64) -> bool {
+        let is_free = |line: usize| {
+            self.pages.entry(line).state == LineEntry::ADOPTED && self.pages.is_free(line)
+        };
+        self.line_at(first_page).is_some_and(is_free)
+    }
+
+    fn discard(&mut self, first_page: u64) {
+        if !self.is_free(first_page) {
+            return;
+        }
+        let Some(line) = self.line_at(first_page) else { return };
+        self.pages.set_line_state(line, LineEntry::DEFAULT);
+        self.places.free.release(narrow(line - self.pages.sizes().own_lines), 1);
+        self.take_frame(line);
     }
 
     fn placed(&self, each: &mut dyn FnMut(u64, Placed)) {

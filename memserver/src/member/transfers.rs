@@ -15,7 +15,7 @@ use bluebridge_northbound::migration::{
 };
 use bluebridge_protocol::{
     requester,
-    responder::{Adopted, AllowError},
+    responder::{Adopted, AllowError, FreeLines},
     taker::{self, Row},
 };
 use bluebridge_wire::{
@@ -23,6 +23,7 @@ use bluebridge_wire::{
     address::{PAGE_SHIFT, SHARD_SHIFT},
 };
 
+use super::free_lines::FreeLineReports;
 use crate::{
     Server, deputies,
     migration::{self, MigrationError, MigrationOrder, MigrationState},
@@ -30,7 +31,7 @@ use crate::{
 };
 
 /// How long a shard may take to follow an order. A shard that does not is asked again.
-const PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How often the progress of a migration is reported.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
@@ -58,6 +59,7 @@ pub(super) struct Transfers {
     dues: Vec<Due>,
     /// When the progress of each migration was reported, and what.
     reported: BTreeMap<u64, (Instant, Report)>,
+    free_lines: FreeLineReports,
     /// Reports for which the connection had no room.
     unsent: VecDeque<Report>,
 }
@@ -111,8 +113,14 @@ impl From<MigrateError> for Hindered {
 
 impl Transfers {
     /// The orders of a new connection to a server with these contents.
-    pub(super) const fn new(own: Contents) -> Self {
-        Self { own, dues: Vec::new(), reported: BTreeMap::new(), unsent: VecDeque::new() }
+    pub(super) fn new(own: Contents) -> Self {
+        Self {
+            own,
+            dues: Vec::new(),
+            reported: BTreeMap::new(),
+            free_lines: FreeLineReports::default(),
+            unsent: VecDeque::new(),
+        }
     }
 
     /// Follows the orders that arrived, and reports what is known. `send` returns whether a report was sent.
@@ -126,7 +134,10 @@ impl Transfers {
             let report = self.follow(order, server);
             self.unsent.extend(report);
         }
-        let reports = self.poll(Instant::now(), server);
+        let now = Instant::now();
+        let reports = self.poll(now, server);
+        self.unsent.extend(reports);
+        let reports = self.free_lines.poll(now, server);
         self.unsent.extend(reports);
         while let Some(report) = self.unsent.pop_front() {
             if !send(report.clone()) {
@@ -212,6 +223,12 @@ impl Transfers {
                 deputize(of, server)?;
                 let Deputyship { home, incarnation, version, .. } = *of;
                 Some(Report::Deputized { home, incarnation, version })
+            }
+            Order::Discard { home, pages } => {
+                discard(*home, pages, server)?;
+                // The next report shows what is left.
+                self.free_lines.hurry();
+                None
             }
             Order::Dismiss { home, incarnation } => {
                 let (home, incarnation) = (*home, *incarnation);
@@ -351,6 +368,16 @@ fn claims(home: Contents, round: u64, server: &Server) -> Result<Report, Migrate
     Ok(Report::Claims { home, round, served: served(rows), given, lost: Vec::new() })
 }
 
+/// Forgets free lines of contents that a home has lost.
+fn discard(home: Contents, rows: &[Range<u64>], server: &Server) -> Result<(), MigrateError> {
+    let Contents { node, generation } = home;
+    for pages in rows {
+        let lines = FreeLines { home: node, generation, pages: pages.clone() };
+        server.migrate(shard_of(pages, server), MigrationOrder::Discard(lines), PATIENCE)?;
+    }
+    Ok(())
+}
+
 /// Answers for a node that is gone: each shard for the shards of the node that clients lead to it.
 fn deputize(of: &Deputyship, server: &Server) -> Result<(), Hindered> {
     for shard in 0..server.shard_count() {
@@ -451,6 +478,7 @@ fn subject(order: &Order) -> (u64, Option<OrderKind>) {
         Order::Release(id) => (*id, Some(OrderKind::Release)),
         Order::Withdraw(id) => (*id, Some(OrderKind::Withdraw)),
         Order::Deputize(_)
+        | Order::Discard { .. }
         | Order::Dismiss { .. }
         | Order::Learn(_)
         | Order::Lose { .. }

@@ -113,6 +113,14 @@ fn parse_terms(migration: u64, of: proto::MigrationTerms) -> Result<Terms, Broke
     })
 }
 
+fn free_lines(home: Contents, pages: &[Range<u64>]) -> proto::FreeLines {
+    proto::FreeLines { home: Some(home.into()), rows: rows(pages) }
+}
+
+fn parse_free_lines(of: proto::FreeLines) -> Result<(Contents, Vec<Range<u64>>), Broken> {
+    Ok((contents(of.home)?, parse_rows(of.rows)?))
+}
+
 fn round(home: Contents, number: u64) -> proto::Round {
     proto::Round { home: Some(home.into()), number }
 }
@@ -212,6 +220,7 @@ impl From<Order> for proto::MigrationOrder {
             }
             Order::Report { home, round: number } => (0, OrderBody::Report(round(home, number))),
             Order::Deputize(of) => (0, OrderBody::Deputize(deputyship(of))),
+            Order::Discard { home, pages } => (0, OrderBody::Discard(free_lines(home, &pages))),
             Order::Dismiss { home, incarnation } => {
                 (0, OrderBody::Dismiss(deputy_round(home, incarnation, 0)))
             }
@@ -239,6 +248,10 @@ impl TryFrom<proto::MigrationOrder> for Order {
                 }
                 OrderBody::Reserve(of) => Self::Reserve(parse_terms(migration, of)?),
                 OrderBody::Deputize(of) => Self::Deputize(parse_deputyship(of)?),
+                OrderBody::Discard(of) => {
+                    let (home, pages) = parse_free_lines(of)?;
+                    Self::Discard { home, pages }
+                }
                 OrderBody::Dismiss(of) => {
                     Self::Dismiss { home: node(of.home)?, incarnation: of.incarnation }
                 }
@@ -344,6 +357,7 @@ impl From<Report> for proto::MigrationReport {
                 (0, ReportBody::Dismissed(deputy_round(home, incarnation, 0)))
             }
             Report::Sealed(is_on) => (0, ReportBody::Sealed(is_on)),
+            Report::Free { home, pages } => (0, ReportBody::Free(free_lines(home, &pages))),
             Report::Forgotten(migration) => (migration, done(OrderKind::Forget)),
             Report::Learned { home, version } => (0, ReportBody::Learned(round(home, version))),
             Report::Lost { node, began } => {
@@ -411,6 +425,10 @@ impl TryFrom<proto::MigrationReport> for Report {
             },
             ReportBody::Dismissed(of) => {
                 Self::Dismissed { home: node(of.home)?, incarnation: of.incarnation }
+            }
+            ReportBody::Free(of) => {
+                let (home, pages) = parse_free_lines(of)?;
+                Self::Free { home, pages }
             }
             ReportBody::Sealed(is_on) => Self::Sealed(is_on),
             ReportBody::Allowed(of) => Self::Allowed { migration, fences: parse_fences(of)? },
@@ -511,6 +529,7 @@ mod tests {
         };
         let orders = vec![
             Order::Deputize(deputyship),
+            Order::Discard { home, pages: vec![0..8, 24..32] },
             Order::Dismiss { home: NodeId(1), incarnation: 6 },
             Order::Seal(true),
             Order::Seal(false),
@@ -539,6 +558,8 @@ mod tests {
             Report::Dismissed { home: NodeId(1), incarnation: 6 },
             Report::Sealed(true),
             Report::Sealed(false),
+            Report::Free { home, pages: vec![8..24] },
+            Report::Free { home, pages: Vec::new() },
             Report::Forgotten(7),
             Report::Learned { home, version: 3 },
             Report::Lost { node: NodeId(2), began: generation(11) },

@@ -91,6 +91,8 @@ events! {
     LeaseTableFull = "lease_table_full",
     /// A page's lease ended because the migration for which it was granted was withdrawn.
     LeaseWithdrawn = "lease_withdrawn",
+    /// A free line of contents that their home has lost was forgotten.
+    LineDiscarded = "line_discarded",
     /// A line became the taker's by KEEP.
     LineKept = "line_kept",
     /// A line was leased by TAKE.

@@ -223,6 +223,11 @@ impl Givings {
         giving.is_marked(page / LINE).then_some(giving)
     }
 
+    /// Whether a page of the store is in the range of a migration.
+    pub(super) fn allows(&self, page: u64) -> bool {
+        self.of_page(page).is_some()
+    }
+
     /// The first page of the range that is its taker's.
     pub(super) fn marked_in(&self, pages: Range<u64>) -> Option<u64> {
         let first = self.all.partition_point(|other| other.allowance.pages.end <= pages.start);

@@ -19,7 +19,7 @@
 //!   either a node may use.
 //! * `giver` and `givings`: lines that other servers take; `adopted`: lines of others, and what an
 //!   earlier process left of migrations; `ranges`: where pages are that moved; `freeing`: DELETE of
-//!   allocations of which parts are elsewhere.
+//!   allocations of which parts are elsewhere; `free_lines`: lines of others of which no page is allocated.
 //! * `notice`: multicast notices; `replies`: the reply queue.
 //! * `readers`: what is shared with readers that answer READs without the responder.
 
@@ -30,6 +30,7 @@ mod counters;
 mod create;
 mod cut;
 mod execute;
+mod free_lines;
 mod freeing;
 mod giver;
 mod givings;
@@ -67,6 +68,7 @@ use crate::{
 };
 pub use config::{Authority, Config, ConfigError, Limits, Timers};
 pub use counters::{Counters, Event};
+pub use free_lines::FreeLines;
 pub use freeing::{Freeing, PartPlace};
 pub use givings::AllowError;
 pub use ranges::{Adopted, RangeError};

@@ -282,6 +282,17 @@ impl Ranges {
         Ok(())
     }
 
+    /// Lines of other nodes are not here any more, in rows of the store.
+    pub(super) fn remove_lines(&mut self, rows: &[Range<u64>]) {
+        let left = self.adopted.iter().flat_map(|range| {
+            let left = without_all(range.local_pages(), rows.iter().cloned());
+            left.into_iter().map(|pages| range.part(&pages))
+        });
+        let mut left: Vec<_> = left.collect();
+        left.sort_by_key(key);
+        self.adopted = left;
+    }
+
     /// Whether an own page of a range moved away.
     pub(super) fn has_moved_in(&self, pages: &Range<u64>) -> bool {
         let index = self.moved.partition_point(|(moved, _)| moved.end <= pages.start);

@@ -176,6 +176,12 @@ pub trait LineStore {
     /// allocated may be used for others; it stays this server's.
     fn free_part(&mut self, pages: Range<u64>);
 
+    /// Whether a line is another server's, and no page of it is allocated.
+    fn is_free(&self, first_page: u64) -> bool;
+
+    /// Forgets such a line; its place is free again.
+    fn discard(&mut self, first_page: u64);
+
     /// Calls `each` for all lines that are, or were, on their way.
     fn placed(&self, each: &mut dyn FnMut(u64, Placed));
 

@@ -120,6 +120,12 @@ impl LineStore for NoPages {
 
     fn free_part(&mut self, _: Range<u64>) {}
 
+    fn is_free(&self, _: u64) -> bool {
+        false
+    }
+
+    fn discard(&mut self, _: u64) {}
+
     fn placed(&self, _: &mut dyn FnMut(u64, Placed)) {}
 
     fn keep_allowance(&mut self, _: &Allowance, _: bool) -> bool {

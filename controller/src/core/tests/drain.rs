@@ -136,6 +136,7 @@ impl Rack {
             Order::Forget(migration) => Report::Forgotten(migration),
             Order::Release(migration) => Report::Released(migration),
             Order::Lose { node, began } => Report::Lost { node, began },
+            Order::Discard { home, .. } => Report::Free { home, pages: Vec::new() },
             Order::Report { home, round } => {
                 let known = self.core.migrations().elsewhere();
                 let rows = known.filter(|of| of.home == home.into()).flat_map(|of| of.rows.iter());

@@ -181,6 +181,9 @@ pub(super) struct World {
     now: Instant,
     /// Lines of which no server has the memory any more.
     gone: BTreeSet<u64>,
+    /// Lines of which no page is allocated. If the home has lost them, their servers forget them.
+    free: BTreeSet<u64>,
+    pub(super) discarded: u64,
     pub(super) requests: u64,
     pub(super) granted: u64,
     pub(super) moved: u64,
@@ -205,6 +208,8 @@ impl World {
             epochs: 0,
             now: Instant::now(),
             gone: BTreeSet::new(),
+            free: BTreeSet::new(),
+            discarded: 0,
             requests: 0,
             granted: 0,
             moved: 0,
@@ -358,6 +363,10 @@ impl World {
     }
 
     fn obey(&mut self, id: NodeId, order: &Order, is_full: bool) -> Option<Report> {
+        if let Order::Discard { pages, .. } = order {
+            self.discard(id, pages);
+            return None;
+        }
         let node = self.nodes.get_mut(&id).unwrap();
         let refused = |migration, order, why| Some(Report::Refused { migration, order, why });
         match order {
@@ -381,6 +390,7 @@ impl World {
                 }
                 Some(Report::Lost { node: *lost, began: *began })
             }
+            Order::Discard { .. } => unreachable!("it was followed above"),
             // No server of this world has said that it knows them.
             Order::Deputize(_) | Order::Dismiss { .. } | Order::Seal(_) => unreachable!(),
             Order::Reserve(terms) => {
@@ -461,6 +471,47 @@ impl World {
                 node.owed.push(order.clone());
                 None
             }
+        }
+    }
+
+    /// A server forgets free lines.
+    fn discard(&mut self, id: NodeId, rows: &[Range<u64>]) {
+        let of_home = self.nodes[&HOME].generation;
+        assert!(of_home > 4, "lines are discarded of contents that the home has");
+        let node = self.nodes.get_mut(&id).unwrap();
+        for line in 0..LINES {
+            let is_ordered = rows.iter().any(|row| row.contains(&(line * LINE)));
+            let mut allowed = node.allowed.values();
+            let is_in = |terms: &Terms| terms.pages.contains(&(line * LINE));
+            let is_moving = allowed.any(|(terms, _)| is_in(terms));
+            if is_ordered && node.has(line) && self.free.contains(&line) && !is_moving {
+                *node.slots.get_mut(&line).unwrap() = Slot::default();
+                self.gone.insert(line);
+                self.discarded += 1;
+            }
+        }
+    }
+
+    /// A server reports which of its lines are free.
+    fn tell_free(&mut self, id: NodeId) {
+        let home = Contents { node: HOME, generation: ArenaGeneration::new(4).unwrap() };
+        let node = &self.nodes[&id];
+        if id == HOME || node.link.is_none() {
+            return;
+        }
+        let free = self.free.iter().filter(|line| node.has(**line));
+        let pages = free.map(|line| lines(*line..line + 1)).collect();
+        self.node(id).outbox.push_back(Report::Free { home, pages });
+    }
+
+    /// All pages of a line are freed, or one is allocated at home.
+    fn free_or_allocate(&mut self, line: u64) {
+        let home = &self.nodes[&HOME];
+        let may_allocate = home.has(line) && home.slots[&line].lease.is_none();
+        if !self.free.contains(&line) {
+            self.free.insert(line);
+        } else if home.generation == 4 && may_allocate {
+            self.free.remove(&line);
         }
     }
 
@@ -730,7 +781,9 @@ impl World {
             24..200 => drop(self.some(|world, id, _| world.execute(id))),
             200..400 => drop(self.some(|world, id, _| world.hear(id))),
             400..450 => drop(self.some(|world, id, _| world.pay(id))),
-            450..480 => self.tell_progress(id),
+            450..472 => self.tell_progress(id),
+            472..476 => self.tell_free(id),
+            476..480 => self.free_or_allocate(line),
             480..580 => drop(self.some(Self::take)),
             580..690 => drop(self.some(Self::ask)),
             690..900 => drop(self.deliver(false)),
@@ -779,7 +832,9 @@ impl World {
             let home = &self.nodes[&HOME];
             let is_gone = self.gone.contains(&line);
             if home.forwards[&line] == Forward::Gone && !home.has(line) {
-                assert!(is_gone || home.slots[&line].mark.is_some(), "line {line} is not lost");
+                let is_useless = home.generation > 4 && self.free.contains(&line);
+                let is_right = is_gone || is_useless || home.slots[&line].mark.is_some();
+                assert!(is_right, "line {line} is not lost");
             }
             assert!(!is_gone || servers.is_empty(), "line {line} came back");
         }
@@ -797,6 +852,7 @@ impl World {
         for _ in 0..300 {
             for id in &ids {
                 self.tell_progress(*id);
+                self.tell_free(*id);
                 for line in 0..LINES {
                     self.node(*id).slots.get_mut(&line).unwrap().lease = None;
                     self.take(*id, line);
@@ -829,6 +885,8 @@ impl World {
         let at = ContentsRecord { node: HOME.0, generation: 4 };
         for line in 0..LINES {
             let server = self.nodes.values().find(|node| node.has(line)).map(|node| node.id);
+            let is_useless = home.generation > 4 && self.free.contains(&line);
+            assert!(!is_useless || server.is_none(), "line {line} is of no use to {server:?}");
             assert_eq!(server.is_none(), self.gone.contains(&line), "line {line}");
             let parts = self.core.givers(at, &lines(line..line + 1));
             let known = parts[0].1.map(ContentsRecord::id);

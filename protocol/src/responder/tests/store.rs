@@ -480,6 +480,18 @@ impl LineStore for PlainStore {
         }
     }
 
+    fn is_free(&self, first_page: u64) -> bool {
+        let first = first_page as usize;
+        let is_free = self.pages[first..first + LINE_PAGES].iter().all(|page| page.held.is_none());
+        self.adopted.contains_key(&first_page) && !self.given.contains(&first_page) && is_free
+    }
+
+    fn discard(&mut self, first_page: u64) {
+        if self.is_free(first_page) {
+            self.adopted.remove(&first_page);
+        }
+    }
+
     fn placed(&self, each: &mut dyn FnMut(u64, Placed)) {
         let given = self.given.iter().filter(|page| !self.staged.contains_key(page));
         given.for_each(|page| match self.adopted.get(page) {

@@ -1,0 +1,92 @@
+//! Lines of homes at other servers of which no page is allocated (`docs/migration.md`, "Free lines").
+//!
+//! Only a home allocates pages, and only of lines that it has, so such a line stays free while it is elsewhere. It goes
+//! home, where its addresses are of use. If the home has lost these contents, nobody can allocate the pages any more:
+//! first it is recorded that nobody has the line, and the home learns that; then the server forgets it.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use bluebridge_northbound::migration::Order;
+use bluebridge_wire::NodeId;
+
+use super::report::{ReportError, check_free_rows};
+use super::{ContentsRecord, Migrations, PageMap};
+
+/// Free lines at one server, by its last reports.
+pub(super) type FreeLines = BTreeMap<ContentsRecord, PageMap<()>>;
+
+impl Migrations {
+    /// Notes which lines of a home are free at a server. Those of lost contents are at nobody from now on.
+    pub(super) fn note_free(
+        &mut self,
+        from: NodeId,
+        home: ContentsRecord,
+        rows: &[Range<u64>],
+    ) -> Result<(), ReportError> {
+        check_free_rows(rows)?;
+        let mut free: PageMap<()> = rows.iter().map(|row| (row.clone(), ())).collect();
+        // What moves is not looked at: it may be elsewhere before long.
+        for record in self.open().map(|of| &of.record).filter(|it| it.home == home) {
+            free.remove(&record.pages);
+        }
+        if !self.is_present(home) {
+            self.strike(from, home, &free);
+        }
+        let at = self.free.entry(from).or_default();
+        if free.is_empty() {
+            at.remove(&home);
+        } else {
+            at.insert(home, free);
+        }
+        Ok(())
+    }
+
+    /// Records that nobody has these lines, of contents that their home has lost.
+    fn strike(&mut self, from: NodeId, home: ContentsRecord, free: &PageMap<()>) {
+        let Some(of) = self.elsewhere.get(&home).filter(|of| !of.record.is_pending) else { return };
+        let rows = free.iter().flat_map(|(pages, ())| of.record.rows.within(pages));
+        let its = rows.filter(|(_, placed)| placed.at.id() == from && self.is_present(placed.at));
+        let struck: Vec<_> = its.map(|(part, _)| part).collect();
+        if struck.is_empty() {
+            return;
+        }
+        let space = of.record.space;
+        self.edit_elsewhere(home, space, |record| {
+            struck.iter().for_each(|part| record.rows.remove(part));
+        });
+    }
+
+    /// The orders to forget lines that nobody is led to any more.
+    pub(super) fn discards(&self, to: NodeId) -> Vec<Order> {
+        let Some(free) = self.free.get(&to) else { return Vec::new() };
+        let lost =
+            free.iter().filter(|(home, _)| !self.is_present(**home) && self.home_knows(**home));
+        let orders = lost.filter_map(|(home, free)| {
+            let mut useless = free.clone();
+            if let Some(of) = self.elsewhere.get(home) {
+                of.record.rows.iter().for_each(|(pages, _)| useless.remove(pages));
+            }
+            for record in self.open().map(|of| &of.record).filter(|it| it.home == *home) {
+                useless.remove(&record.pages);
+            }
+            let pages: Vec<_> = useless.iter().map(|(pages, ())| pages.clone()).collect();
+            (!pages.is_empty()).then(|| Order::Discard { home: home.contents(), pages })
+        });
+        orders.collect()
+    }
+
+    /// Lines at a server that are free and can go home, by their homes: the longest rows first.
+    pub(crate) fn homeless(&self, at: NodeId) -> Vec<(ContentsRecord, Range<u64>)> {
+        let free = self.free.get(&at).into_iter().flatten();
+        let can = |home: &ContentsRecord| {
+            self.is_present(*home) && !self.has_deputy(home.id()) && !self.is_draining(home.id())
+        };
+        let of_homes = free.filter(|(home, _)| can(home));
+        let mut rows: Vec<_> = of_homes
+            .flat_map(|(home, free)| free.iter().map(|(pages, ())| (*home, pages.clone())))
+            .collect();
+        rows.sort_by_key(|(_, pages)| std::cmp::Reverse(pages.end - pages.start));
+        rows
+    }
+}
