@@ -375,7 +375,7 @@ impl Migrations {
             while let Some(completion) = requester.poll_completion() {
                 taker.heard(now, &completion, (&mut *requester, &mut *responder), store);
             }
-            taker.poll(now, requester);
+            taker.poll(now, (&mut *requester, &mut *responder), store);
             send_all(now, transport, requester, taker)?;
         }
         Ok(())

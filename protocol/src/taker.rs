@@ -161,6 +161,8 @@ enum Step {
     Taking,
     /// So many READs are under way.
     Reading(u8),
+    /// All was read, and is to be staged when allocations of the line have been freed here that were freed elsewhere.
+    Stage,
     /// It is in doubt, and to be asked for when it is time.
     Keep,
     /// A KEEP is under way.
@@ -176,6 +178,8 @@ struct Slot {
     /// When it was asked for, unless an earlier process did.
     asked_at: Option<Timestamp>,
     pause: Duration,
+    /// When its lease may be over.
+    leased_until: Timestamp,
     taken: Taken,
     pages: LineRecord,
     has_failed: bool,
@@ -411,14 +415,20 @@ impl Taker {
     /// The next moment at which [`Self::poll`] has something to do; `None` if it waits for completions only.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
-        let waits = self.slots.iter().filter(|slot| matches!(slot.step, Step::Take | Step::Keep));
+        let is_waiting = |slot: &&Slot| matches!(slot.step, Step::Take | Step::Stage | Step::Keep);
+        let waits = self.slots.iter().filter(is_waiting);
         let takes = self.is_begun && !self.is_stopped && self.counts.left > 0;
         let rest = self.pace.rest_until().filter(|_| takes);
         waits.map(|slot| slot.at).chain(rest).min()
     }
 
     /// Starts what can be started.
-    pub fn poll(&mut self, now: Timestamp, requester: &mut Requester) {
+    pub fn poll<S: PageStore + ?Sized>(
+        &mut self,
+        now: Timestamp,
+        (requester, responder): (&mut Requester, &mut Responder),
+        store: &mut S,
+    ) {
         let Self { slots, lines, buffers, .. } = self;
         let ended = slots.extract_if(.., |slot| lines[slot.line as usize] != LineState::OnItsWay);
         buffers.extend(ended.map(|slot| slot.bytes));
@@ -428,7 +438,8 @@ impl Taker {
                 continue;
             }
             match self.slots[index].step {
-                Step::Take if self.is_stopped => self.end(index, LineState::Stays),
+                Step::Take | Step::Stage if self.is_stopped => self.end(index, LineState::Stays),
+                Step::Stage => self.stage(now, index, responder, store),
                 Step::Take => self.take(now, index, requester),
                 Step::Keep => self.keep(now, index, requester),
                 Step::Taking | Step::Reading(_) | Step::Keeping => {}
@@ -496,6 +507,7 @@ impl Taker {
                 at: now,
                 asked_at: None,
                 pause: PAUSE.0,
+                leased_until: now,
                 taken,
                 pages: LineRecord::default(),
                 has_failed: false,
@@ -591,6 +603,7 @@ impl Taker {
         }
         let slot = &mut self.slots[index];
         (slot.taken.epoch, slot.pages, slot.has_failed) = (lease.epoch, pages, false);
+        slot.leased_until = now + Duration::from_millis(LEASE_MS.into());
         let mut reads = 0;
         for run in written_runs(&pages) {
             let first_page = self.order.home_line(slot.line).first_page + run.start as u64;
@@ -627,14 +640,21 @@ impl Taker {
             return self.try_again(now, index, None);
         }
         let name = (self.order.home_line(line), slot.taken);
-        match store.lines_mut().stage(place, name, &slot.pages, &slot.bytes) {
-            Ok(()) => {
-                let slot = &mut self.slots[index];
-                (slot.step, slot.at, slot.pause) = (Step::Keep, now, PAUSE.0);
-            }
-            Err(StageError::FreedElsewhere(page)) => {
-                responder.free_rest(now, place + page as u64, store);
-                self.try_again(now, index, None);
+        let mut staged = store.lines_mut().stage(place, name, &slot.pages, &slot.bytes);
+        for _ in 0..LINE_PAGES {
+            let Err(StageError::FreedElsewhere(page)) = staged else { break };
+            responder.free_rest(now, place + page as u64, store);
+            staged = store.lines_mut().stage(place, name, &slot.pages, &slot.bytes);
+        }
+        let is_to_be_freed =
+            matches!(staged, Err(StageError::FreedElsewhere(_) | StageError::BeingFreed(_)));
+        let slot = &mut self.slots[index];
+        match staged {
+            Ok(()) => (slot.step, slot.at, slot.pause) = (Step::Keep, now, PAUSE.0),
+            // As long as the lease holds, the line is what was read.
+            Err(_) if is_to_be_freed && now < slot.leased_until => {
+                slot.step = Step::Stage;
+                slot.wait(now);
             }
             Err(_) => self.try_again(now, index, None),
         }

@@ -8,6 +8,7 @@ use crate::migration::rebalance::RebalanceRecord;
 mod budget;
 mod deputy;
 mod drain;
+mod free_lines;
 mod identity;
 mod members;
 mod model;

@@ -79,10 +79,50 @@ fn memory_of_a_line_of_which_no_page_is_allocated_is_used_for_others() {
     assert!(line.pages.iter().all(|page| page.part == Part::Free && page.colour == colour));
     assert!(arena.create(SPACE, 16).is_ok(), "all memory is used");
     arena.give(place);
+    assert!(!arena.is_free(place), "it moves on");
     arena.clear_given(place..place + 8);
     let mut placed = 0;
     arena.placed(&mut |_, _| placed += 1);
     assert_eq!(placed, 0);
+}
+
+#[test]
+fn a_free_line_of_another_server_is_forgotten_and_its_place_is_used_again() {
+    let mut arena = Arena::on_heap(&ArenaConfig::default(), 16);
+    let places = arena.lines_mut().reserve(2).unwrap();
+    let generation = ArenaGeneration::new(40).unwrap();
+    let home = |first_page| HomeLine { node: NodeId(30), generation, first_page };
+    let taken = Taken { migration: 1, epoch: 2 };
+    let first = places[0].start;
+    let page = LinePage { part: Part::First { pages: 1 }, space: SPACE, ..LinePage::default() };
+    let used = [LinePage { colour: Some((generation, Tag(9))), ..page }; 8];
+    assert_eq!(arena.stage(first, (home(64), taken), &used, &[7; LINE_BYTES]), Ok(()));
+    arena.discard(first);
+    assert!(!arena.is_free(first), "it is on its way");
+    arena.adopt(first);
+    arena.discard(first);
+    assert!(
+        arena
+            .check(Access {
+                location: Location::new(generation, first << PAGE_SHIFT).unwrap(),
+                length_bytes: 1,
+                tag: Tag(9),
+                space: SPACE
+            })
+            .is_ok()
+    );
+    assert_eq!(arena.arena_usage().adopted_lines, 2, "one is reserved");
+    for page in first..first + 8 {
+        arena.free_part(page..page + 1);
+    }
+    assert!(arena.is_free(first) && !arena.is_free(0) && !arena.is_free(first + 8));
+    arena.discard(first);
+    assert!(!arena.is_free(first));
+    assert_eq!(arena.arena_usage().adopted_lines, 1);
+    arena.release(first + 8..first + 16);
+    let ArenaUsage { adopted_lines, free_pages, .. } = arena.arena_usage();
+    assert_eq!((adopted_lines, free_pages), (0, 16));
+    assert_eq!(arena.lines_mut().reserve(2), Some(places), "both places are free");
 }
 
 #[test]
@@ -151,6 +191,7 @@ fn an_allocation_that_was_freed_elsewhere_is_found_when_a_line_comes_home() {
     let other = record.map(|page| LinePage { colour: Some((home.generation, Tag(77))), ..page });
     assert_eq!(arena.stage(8, name, &other, &bytes), Err(StageError::Contradiction(0)));
     arena.begin_freeing(0);
+    assert_eq!(arena.stage(8, name, &free, &bytes), Err(StageError::BeingFreed(0)));
     arena.end_freeing(0);
     assert_eq!(arena.stage(8, name, &free, &bytes), Ok(()));
     arena.adopt(8);

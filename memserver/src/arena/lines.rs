@@ -343,6 +343,7 @@ impl Arena {
 
     /// Whether a line that was taken can be one: what its giver says is not trusted.
     fn check_staged(&self, line: usize, record: &LineRecord) -> Result<(), StageError> {
+        let mut result = Ok(());
         for (at, (page, number)) in record.iter().zip(pages_of(line)).enumerate() {
             let is_served = page.part == Part::Free || self.pages.serves(page.space);
             if page.version > Pages::VERSION_MAX || !is_served {
@@ -353,7 +354,9 @@ impl Arena {
             }
             // Its former server may have freed its part, and this one has not.
             if self.is_being_freed(number) {
-                return Err(StageError::BeingFreed(at));
+                // Others of the line may have to be freed, too.
+                result = result.and(Err(StageError::BeingFreed(at)));
+                continue;
             }
             let own = self.pages.state(number);
             let (role, link) = role_of(page.part);
@@ -366,7 +369,7 @@ impl Arena {
                 return Err(StageError::Contradiction(at));
             }
         }
-        Ok(())
+        result
     }
 }
 

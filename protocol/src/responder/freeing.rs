@@ -229,7 +229,9 @@ impl Responder {
             let Freeing { grant: Grant { location, tag }, space, .. } = freeing;
             let wanted = Access { location, length_bytes: 1, tag, space };
             for (run, distance) in runs.iter().zip(&distances).rev() {
-                self.free_in_line(run.clone(), *distance, wanted, store);
+                if let Some(own) = allocated_in_line(run, *distance, wanted, store) {
+                    store.lines_mut().free_part(own);
+                }
             }
         }
         runs.into_iter().for_each(|run| self.forget_leases(run));
@@ -554,14 +556,18 @@ impl Responder {
                 }
                 break;
             }
-            if self.leases.holder_in(request.now, pages.clone()).is_some() {
+            // Whoever takes the line leases also what is free.
+            let own = allocated_in_line(&pages, start - first, wanted, store);
+            if own.is_some() && self.leases.holder_in(request.now, pages.clone()).is_some() {
                 if freed == 0 {
                     self.freeings.close(request.now, pages);
                     return Err(Status::Busy.into());
                 }
                 break;
             }
-            self.free_in_line(pages.clone(), start - first, wanted, store);
+            if let Some(own) = own {
+                store.lines_mut().free_part(own);
+            }
             if start == first {
                 self.end_freeing_of(request.now, pages.start, store);
             }
@@ -597,37 +603,6 @@ impl Responder {
     pub fn hand_over<S: PageStore + ?Sized>(&mut self, now: Timestamp, id: u32, store: &S) {
         if let Some(local) = self.freeings.find(id).map(|entry| entry.local) {
             self.end_freeing_of(now, local, store);
-        }
-    }
-
-    /// Frees those of the pages of a line that are of the allocation; `distance` is that of the first one from the
-    /// allocation's first page. The others were freed before.
-    fn free_in_line<S: PageStore + ?Sized>(
-        &self,
-        pages: Range<u64>,
-        distance: u64,
-        wanted: Access,
-        store: &mut S,
-    ) {
-        let first_of_line = line_of(pages.start) * LINE;
-        let Some(line) = store.lines().line(first_of_line) else { return };
-        let colour = Some((wanted.location.generation(), wanted.tag));
-        let is_of = |page: &u64| {
-            let at = usize::try_from(page - first_of_line).ok();
-            let Some(of) = at.and_then(|at| line.pages.get(at)) else { return false };
-            let distance = distance + (page - pages.start);
-            let is_part = match of.part {
-                Part::Free => false,
-                Part::First { .. } => distance == 0,
-                Part::Further { distance: of } => u64::from(of) == distance,
-            };
-            is_part && of.colour == colour && of.space == wanted.space
-        };
-        // They are neighbours: all of them were freed before, or none.
-        let mut own = pages.clone().filter(is_of);
-        if let Some(start) = own.next() {
-            let end = own.next_back().unwrap_or(start) + 1;
-            store.lines_mut().free_part(start..end);
         }
     }
 
@@ -674,6 +649,34 @@ fn has_colour<S: PageStore + ?Sized>(pages: &Range<u64>, wanted: Access, store: 
     };
     let line = store.lines().line(first_of_line);
     line.is_some_and(|line| pages.clone().all(|page| has(&line.pages, page)))
+}
+
+/// Those of the pages of a line that are of the allocation; `distance` is that of the first one from the allocation's first
+/// page. The others were freed before.
+fn allocated_in_line<S: PageStore + ?Sized>(
+    pages: &Range<u64>,
+    distance: u64,
+    wanted: Access,
+    store: &S,
+) -> Option<Range<u64>> {
+    let first_of_line = line_of(pages.start) * LINE;
+    let line = store.lines().line(first_of_line)?;
+    let colour = Some((wanted.location.generation(), wanted.tag));
+    let is_of = |page: &u64| {
+        let at = usize::try_from(page - first_of_line).ok();
+        let Some(of) = at.and_then(|at| line.pages.get(at)) else { return false };
+        let distance = distance + (page - pages.start);
+        let is_part = match of.part {
+            Part::Free => false,
+            Part::First { .. } => distance == 0,
+            Part::Further { distance: of } => u64::from(of) == distance,
+        };
+        is_part && of.colour == colour && of.space == wanted.space
+    };
+    // They are neighbours: all of them were freed before, or none.
+    let mut own = pages.clone().filter(is_of);
+    let start = own.next()?;
+    Some(start..own.next_back().unwrap_or(start) + 1)
 }
 
 /// The location of a page of an allocation at home.

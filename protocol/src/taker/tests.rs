@@ -147,8 +147,10 @@ impl Pair {
     /// Everything that can happen now.
     fn turn(&mut self) {
         loop {
-            let Self { takers, requester, now, .. } = self;
-            takers.iter_mut().for_each(|taker| taker.poll(*now, requester));
+            let Self { takers, requester, responder, store, now, .. } = self;
+            for taker in takers.iter_mut() {
+                taker.poll(*now, (&mut *requester, &mut *responder), store);
+            }
             let mut sent = Vec::new();
             let buffers = Takers(&mut self.takers);
             while let Some(request) = self.requester.poll_transmit(self.now, &buffers) {

@@ -22,7 +22,7 @@ const NEVER: [(Status, &str); 3] = [
 
 /// Events that no packet of an attacker can cause: an operator's command purges, the controller orders migrations, and
 /// only their takers take lines.
-const IMPOSSIBLE: [Event; 11] = [
+const IMPOSSIBLE: [Event; 12] = [
     Event::AllocationPurged,
     Event::FreeingEnded,
     Event::FreeingResumed,
@@ -30,6 +30,7 @@ const IMPOSSIBLE: [Event; 11] = [
     Event::KeepRepeated,
     Event::LeaseWithdrawn,
     Event::LineAdopted,
+    Event::LineDiscarded,
     Event::LineKept,
     Event::LineTaken,
     Event::MigrationClosed,

@@ -371,8 +371,10 @@ impl World {
     /// Goes on to the next moment at which something happens.
     fn step(&mut self) {
         let now = self.now;
-        for Host { taker, requester, .. } in &mut self.hosts {
-            taker.iter_mut().for_each(|taker| taker.poll(now, requester));
+        for Host { taker, requester, responder, arena, .. } in &mut self.hosts {
+            for taker in taker.iter_mut() {
+                taker.poll(now, (&mut *requester, &mut *responder), arena);
+            }
         }
         for host in 0..self.hosts.len() {
             self.drain(host);

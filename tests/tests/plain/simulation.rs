@@ -122,7 +122,7 @@ const OF_LEASES: [(&str, &str); 30] = [
 ];
 
 /// Counters of migrations, which this simulation does not have.
-const OF_MIGRATIONS: [(&str, &str); 13] = [
+const OF_MIGRATIONS: [(&str, &str); 14] = [
     ("responder", "freeing_begun"),
     ("responder", "freeing_ended"),
     ("responder", "freeing_repeated"),
@@ -131,6 +131,7 @@ const OF_MIGRATIONS: [(&str, &str); 13] = [
     ("responder", "free_line_stays"),
     ("responder", "keep_repeated"),
     ("responder", "lease_withdrawn"),
+    ("responder", "line_discarded"),
     ("responder", "line_kept"),
     ("responder", "line_taken"),
     ("responder", "migration_allowed"),

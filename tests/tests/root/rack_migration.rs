@@ -81,6 +81,23 @@ fn await_moved(rack: &TestRack, id: u64) {
     println!("migration {id}: {} pages in {time:?}", closed.page_count);
 }
 
+/// Waits until lines of which no page is allocated have gone home by themselves.
+fn await_home(rack: &TestRack, home: NodeId, pages: &Range<u64>) {
+    until("free lines are at home", || {
+        let all = rack.enter(Node::Switch, || operations::migrations(&controller(rack), PATIENCE));
+        let all = all.unwrap_or_else(|error| panic!("{error}"));
+        let of = |of: &&proto::Migration| {
+            let first = of.first_page..of.first_page + of.page_count;
+            first.contains(&pages.start) && (of.home, of.taker) == (home.0.into(), home.0.into())
+        };
+        all.iter().filter(of).any(|of| {
+            assert_eq!(of.why, "", "{of:?}");
+            of.reason.starts_with("none of these pages is allocated")
+                && of.stage() == proto::MigrationStage::Closed
+        })
+    });
+}
+
 /// How many directory entries lead pages of a server elsewhere.
 fn directory_entries(rack: &TestRack) -> usize {
     let tables = rack.tables().unwrap_or_default().into_iter();
@@ -207,6 +224,7 @@ fn what_had_moved_is_found_when_its_home_lost_its_memory() {
     }
     let first = region.base().location.page();
     assert!(first.is_multiple_of(LINE_PAGES as u64), "it begins with a line");
+    let entries = directory_entries(&rack);
     let moved = FEW / 2;
     await_moved(&rack, migrate(&rack, home, other, &(first..first + moved as u64)));
     // One is freed of which the middle is elsewhere.
@@ -215,6 +233,8 @@ fn what_had_moved_is_found_when_its_home_lost_its_memory() {
     let middle = start + LINE_PAGES as u64..start + FEW as u64 / 2;
     await_moved(&rack, migrate(&rack, home, other, &middle));
     before.delete(scattered).expect("it is freed wherever it is");
+    assert_freed(&mut before, scattered, [0, LINE_PAGES, FEW - 1]);
+    await_home(&rack, home, &middle);
     assert_freed(&mut before, scattered, [0, LINE_PAGES, FEW - 1]);
     rack.stop("memserver-s1");
     rack.start("memserver-s1");
@@ -260,8 +280,18 @@ fn what_had_moved_is_found_when_its_home_lost_its_memory() {
         rack.enter(Node::Switch, || operations::purge(&controller(&rack), request, PATIENCE));
     assert!(purged.unwrap_or_else(|error| panic!("{error}")).freed_count > 0);
     until("it is freed", || !allocations(&rack, other).iter().any(is_it));
-    assert_freed(&mut after, region, [0, moved - 1]);
-    assert_freed(&mut before, region, [1]);
+    // Nobody can allocate these pages any more, so nobody has their lines before long.
+    let is_gone = |client: &mut UdpClient, page: usize| match client
+        .read(at(page), &mut vec![0; PAGE_BYTES])
+    {
+        Err(Error::Refused { status: Status::StaleGeneration, .. }) => true,
+        Err(Error::Refused { status: Status::NotAllocated, .. }) => false,
+        other => panic!("page {page}: {other:?}"),
+    };
+    for (client, page) in [(&mut after, 0), (&mut before, moved - 1)] {
+        until("its line is nowhere", || is_gone(client, page));
+    }
+    assert_eq!(directory_entries(&rack), entries, "nothing leads there");
 }
 
 /// The space of all of them.

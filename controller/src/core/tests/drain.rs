@@ -190,7 +190,7 @@ impl Rack {
     }
 
     /// A server comes back with empty memory, and all know it.
-    fn lose(&mut self, id: NodeId) {
+    pub(super) fn lose(&mut self, id: NodeId) {
         let at = self.members.iter().position(|record| record.id() == id).unwrap();
         let port = u16::try_from(at + 1).unwrap();
         self.core.migrations_mut().disconnect(id, id.0.into());

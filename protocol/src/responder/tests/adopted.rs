@@ -14,7 +14,7 @@ use super::{
 };
 use crate::store::{ADOPTED_PAGES_FROM, HomeLine, LineStore as _, Taken};
 
-const HOME: NodeId = NodeId(4);
+pub(super) const HOME: NodeId = NodeId(4);
 const TAG: u8 = 7;
 
 /// Above all that the server grants by itself.
@@ -24,12 +24,12 @@ fn generation(number: u16) -> ArenaGeneration {
     ArenaGeneration::new(number).unwrap()
 }
 
-fn home_line(first_page: u64) -> HomeLine {
+pub(super) fn home_line(first_page: u64) -> HomeLine {
     HomeLine { node: HOME, generation: store::GENERATION, first_page }
 }
 
 /// The pointer to a page of the other server.
-fn foreign(page: u64) -> Pointer {
+pub(super) fn foreign(page: u64) -> Pointer {
     Pointer { node: HOME, ..pointer(page * PAGE_BYTES as u64, TAG) }
 }
 
@@ -61,7 +61,7 @@ impl World {
     }
 
     /// Takes a line of the other server over; returns its place.
-    fn adopt_line(&mut self, home: HomeLine, epoch: u64, seed: u8) -> u64 {
+    pub(super) fn adopt_line(&mut self, home: HomeLine, epoch: u64, seed: u8) -> u64 {
         let place = self.store.reserve(1).expect("there is room")[0].start;
         self.stage(place, home, &record(), epoch, seed);
         self.adopt_staged(place, home, epoch);

@@ -9,6 +9,7 @@ mod commands;
 mod counters;
 mod deputy;
 mod direct;
+mod free_lines;
 mod freeing;
 mod giver;
 mod lease_model;
