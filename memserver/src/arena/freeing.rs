@@ -6,11 +6,7 @@
 use core::ops::Range;
 
 use bluebridge_protocol::store::Access;
-use bluebridge_wire::{
-    LinePage, Location, Status,
-    address::LINE_PAGES,
-    line::{LineRecord, Part},
-};
+use bluebridge_wire::{LinePage, Location, Status, address::LINE_PAGES, line::Part};
 
 use super::{Arena, Use, frames::pages_of, index_of, narrow};
 use crate::kept::{PageRecord, lines::LineEntry};
@@ -78,22 +74,12 @@ impl Arena {
         }
     }
 
-    /// Whether all pages of an allocation that are in an own line come back as free. Nobody else frees it, except who has its
-    /// first page while this server is away.
-    pub(super) fn is_freed_elsewhere(
-        &self,
-        line: usize,
-        number: usize,
-        record: &LineRecord,
-    ) -> bool {
-        let is_freed = |(number, page): (usize, &LinePage)| {
-            let own = self.pages.state(number).colour().generation_and_tag();
-            page.part == Part::Free && page.colour == own
-        };
-        let head = self.head_of(number);
-        let of_line = pages_of(line).zip(record);
-        let mut of_allocation = of_line.filter(|(other, _)| self.head_of(*other) == head);
-        head.is_some() && of_allocation.all(is_freed)
+    /// Whether a page of an own allocation comes back as free. It is all of the allocation that is freed then: nobody frees a
+    /// part of one, except a client that misuses DELETE.
+    pub(super) fn is_freed_elsewhere(&self, number: usize, page: &LinePage) -> bool {
+        let own = self.pages.state(number);
+        let is_freed = page.part == Part::Free && page.colour == own.colour().generation_and_tag();
+        is_freed && self.head_of(number).is_some()
     }
 
     /// Frees the own pages of an own allocation. Those that are here are allocated again when others are; the others when

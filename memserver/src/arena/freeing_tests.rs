@@ -187,6 +187,10 @@ fn an_allocation_that_was_freed_elsewhere_is_found_when_a_line_comes_home() {
     let free = record.map(|page| LinePage { part: Part::Free, ..page });
     let bytes = [7; LINE_BYTES];
     assert_eq!(arena.stage(8, name, &free, &bytes), Err(StageError::FreedElsewhere(0)));
+    // A client may have misused DELETE.
+    let mut half = record;
+    half[3..6].copy_from_slice(&free[3..6]);
+    assert_eq!(arena.stage(8, name, &half, &bytes), Err(StageError::FreedElsewhere(3)));
     // Another allocation was never there.
     let other = record.map(|page| LinePage { colour: Some((home.generation, Tag(77))), ..page });
     assert_eq!(arena.stage(8, name, &other, &bytes), Err(StageError::Contradiction(0)));

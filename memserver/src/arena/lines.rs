@@ -362,7 +362,7 @@ impl Arena {
             let (role, link) = role_of(page.part);
             let is_same = (own.part, own.colour()) == (role, colour_of(page))
                 && (page.part == Part::Free || (own.link, own.space()) == (link, page.space));
-            if !is_same && self.is_freed_elsewhere(line, number, record) {
+            if !is_same && self.is_freed_elsewhere(number, page) {
                 return Err(StageError::FreedElsewhere(at));
             }
             if !is_same {

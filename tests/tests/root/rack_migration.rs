@@ -638,6 +638,9 @@ fn a_drained_server_is_taken_away_for_good_and_no_client_sees_it() {
     let mut bytes = vec![0; PAGE_BYTES];
     endpoint.client(&rack, 9).read(fresh.base(), &mut bytes).expect("it is there");
     assert_eq!(bytes, stamp(0, 9));
+    // What was freed while it was away goes home, where it is freed, too.
+    let first = moving.base().location.page();
+    await_home(&rack, home, &(first..first + FEW as u64));
     println!("{to} has the pages");
 }
 
