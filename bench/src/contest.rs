@@ -29,6 +29,14 @@ pub trait Contestant {
     /// A text; it ends the contest.
     fn operate(&mut self) -> Result<(), String>;
 
+    /// Checks what the turn did; not measured.
+    ///
+    /// # Errors
+    /// A text; it ends the contest.
+    fn end_turn(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Executes a turn, whose times are the samples. Only a contestant that works in another process has its own way.
     ///
     /// # Errors
@@ -45,6 +53,7 @@ pub trait Contestant {
             samples.add(now() - start);
             done.map_err(|error| self.failed(&error))?;
         }
+        self.end_turn().map_err(|error| self.failed(&error))?;
         Ok(samples)
     }
 

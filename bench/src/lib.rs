@@ -12,6 +12,7 @@
 //! * [`crud`] and [`pages`]: workloads of an endpoint of any rack; [`directory`]: a directory service, and its
 //!   client.
 //! * [`ownership`]: leases passed from client to client, and their fairness.
+//! * [`peers`]: memcached, redis and disks over NBD as contestants.
 //! * [`paging`]: page faults of remote regions and of files.
 //! * [`plot`]: series as SVG.
 //! * [`moving`]: a mixed load on memory that moves between servers.
@@ -30,6 +31,7 @@ pub mod ours;
 pub mod ownership;
 pub mod pages;
 pub mod paging;
+pub mod peers;
 pub mod placement;
 pub mod plot;
 pub mod summary;

@@ -114,6 +114,12 @@ impl<T: Transport> Ours<T> {
         Self { is_by_server: true, ..self }.called("by the server")
     }
 
+    /// Gives it a name beside other systems.
+    #[must_use]
+    pub fn named(self, name: &str) -> Self {
+        Self { name: name.to_owned(), ..self }
+    }
+
     /// Says in its name how it differs from others.
     #[must_use]
     pub fn called(self, how: &str) -> Self {

@@ -1,11 +1,13 @@
 //! `bluebridge bench`: BlueBridge's operations beside plain UDP, measured in a temporary rack.
 
+mod compare;
 pub(super) mod machine;
 mod measure;
 mod readers;
 mod report;
 mod update;
 
+use std::path::PathBuf;
 use std::process;
 use std::sync::Arc;
 use std::thread;
@@ -21,7 +23,7 @@ use clap::{Args, ValueEnum};
 use self::measure::{Endpoints, Plan};
 use super::steps::Steps;
 use super::{Global, interrupt};
-use crate::exit::Exit;
+use crate::exit::{Exit, UsageError};
 
 /// The core of the client and of all requesting threads.
 const CLIENT_CORE: usize = 0;
@@ -66,11 +68,17 @@ pub(super) struct Bench {
     /// Skip the pipelined measurements
     #[arg(long)]
     latency_only: bool,
+    /// Write plots to this directory (`compare` only)
+    #[arg(long)]
+    output: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Subject {
     All,
+    /// READ and WRITE of 64 and 4096 bytes beside memcached, redis and nbdkit, with one, many, and many clients' operations
+    /// outstanding
+    Compare,
     Create,
     Delete,
     /// FETCH_ADD of 8 bytes
@@ -134,12 +142,12 @@ impl Bench {
                 plan(Operation::Create, 4096),
                 plan(Operation::Delete, 4096),
             ],
+            // They have their own contestants.
+            Subject::Compare | Subject::Update => Vec::new(),
             Subject::Create => vec![plan(Operation::Create, size)],
             Subject::Delete => vec![plan(Operation::Delete, size)],
             Subject::FetchAdd => vec![plan(Operation::FetchAdd, 8)],
             Subject::Read => vec![plan(Operation::Read, size)],
-            // It has its own contestants.
-            Subject::Update => Vec::new(),
             Subject::Write => vec![plan(Operation::Write, size)],
         }
     }
@@ -172,11 +180,25 @@ pub(super) fn run(bench: Bench, global: Global) -> anyhow::Result<Exit> {
         update::print(&reports, bench.size as usize, switch, global.json)?;
         return Ok(Exit::Ok);
     }
-    let steps = Steps::new(plans.len(), global);
-    let rack = Arc::new(bench.build(&site, Redirects::default(), &cancel)?);
+    if bench.output.is_some() && !matches!(bench.operation, Subject::Compare) {
+        return Err(UsageError("--output is for `bench compare`".to_owned()).into());
+    }
+    let rack = bench.build(&site, Redirects::default(), &cancel)?;
     let port = rack.layout().port_of(CLIENT).context("the rack has no client")?.number;
     let controller = format!("http://{}", rack.layout().controller());
     let endpoints = rack.enter(CLIENT, || Endpoints::join(&controller, port))??;
+    if matches!(bench.operation, Subject::Compare) {
+        let asked = compare::Asked {
+            length: bench.length(),
+            latency_only: bench.latency_only,
+            output: bench.output,
+            switch,
+        };
+        compare::run(rack, endpoints, &asked, &cancel, global)?;
+        return Ok(Exit::Ok);
+    }
+    let steps = Steps::new(plans.len(), global);
+    let rack = Arc::new(rack);
     let endpoints = Arc::new(endpoints);
     let mut reports = Vec::with_capacity(plans.len());
     for plan in plans {

@@ -11,6 +11,7 @@ use bluebridge::{Client, EndpointConfig, NodeId, Placement};
 use bluebridge_bench::contest::{self, Contestant, Length, Outcome, PROBE_TURN};
 use bluebridge_bench::echo::{self, Echo, Sizes};
 use bluebridge_bench::ours::{Operation, Ours, pipeline};
+use bluebridge_bench::peers::Waiting;
 use bluebridge_bench::placement::Probe;
 use bluebridge_bench::summary::median;
 use bluebridge_bench::turns::Turns;
@@ -137,17 +138,45 @@ impl Endpoints {
         Ok(Self { membership, server, sleeper: named(SLEEPER) })
     }
 
-    /// A client with at most `outstanding` operations in flight.
+    /// A client with at most `outstanding` operations in flight, which spins.
     pub(super) fn client(
         &self,
         outstanding: u16,
         frames: Frames,
     ) -> anyhow::Result<Client<UdpTransport>> {
+        self.waiting_client(outstanding, frames, Waiting::Spinning)
+    }
+
+    /// One that waits in a certain way.
+    pub(super) fn waiting_client(
+        &self,
+        outstanding: u16,
+        frames: Frames,
+        waiting: Waiting,
+    ) -> anyhow::Result<Client<UdpTransport>> {
+        let spin = match waiting {
+            Waiting::Spinning => SPIN,
+            Waiting::Sleeping => Duration::ZERO,
+        };
+        self.open(outstanding, frames, Some(spin))
+    }
+
+    /// One that spins for as long as it has learned, as a user's does, with one operation at a time.
+    pub(super) fn usual_client(&self, frames: Frames) -> anyhow::Result<Client<UdpTransport>> {
+        self.open(1, frames, None)
+    }
+
+    fn open(
+        &self,
+        outstanding: u16,
+        frames: Frames,
+        spin: Option<Duration>,
+    ) -> anyhow::Result<Client<UdpTransport>> {
         let assignment = self.membership.assignment();
         let mut config =
             EndpointConfig::new(assignment.space, assignment.node, assignment.incarnation);
         config.piece_bytes = u16::try_from(assignment.piece_bytes).ok();
-        config.spin = Some(SPIN);
+        config.spin = spin;
         config.operation_count = outstanding;
         let carrier = UdpConfig {
             address: Some(config.address()),
@@ -174,6 +203,11 @@ impl Endpoints {
         Ok(echo::bind(self.address(self.membership.assignment().node), 0)?)
     }
 
+    /// The socket of the echoes' server, in its namespace.
+    pub(super) fn echo_socket_of_server(&self) -> std::io::Result<UdpSocket> {
+        echo::bind(self.address(self.server), ECHO_PORT)
+    }
+
     pub(super) fn echo_server(&self) -> SocketAddrV6 {
         SocketAddrV6::new(self.address(self.server), ECHO_PORT, 0, 0)
     }
@@ -185,7 +219,7 @@ pub(super) fn run(rack: &Rack, endpoints: &Arc<Endpoints>, plan: Plan) -> anyhow
     let probe = Probe::default();
     let sizes = endpoints.sizes(plan);
     let socket = rack
-        .enter(SERVER, || echo::bind(endpoints.address(endpoints.server), ECHO_PORT))?
+        .enter(SERVER, || endpoints.echo_socket_of_server())?
         .context("cannot open the echo's socket")?;
     thread::scope(|scope| {
         let (turns, probe) = (&turns, &probe);

@@ -138,7 +138,7 @@ fn read_all(
 }
 
 /// How long the threads of a process have run. Clock ticks would be too coarse, and count interrupts.
-fn processor_time(pid: u32) -> anyhow::Result<Duration> {
+pub(super) fn processor_time(pid: u32) -> anyhow::Result<Duration> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).context("the memory server ended")?;
     let times = tasks.flatten().filter_map(|task| {
         // sched-stats (Documentation/scheduler): the first of three numbers. A thread may have ended meanwhile.

@@ -1,0 +1,188 @@
+//! `bluebridge bench compare`: BlueBridge and other systems in one run, over the same links and the same two cores.
+
+mod crowd;
+mod latency;
+mod many;
+mod report;
+mod systems;
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+
+use anyhow::{Context, anyhow};
+use bluebridge_bench::contest::{Length, Outcome, PROBE_TURN};
+use bluebridge_bench::echo::{self, Sizes};
+use bluebridge_bench::ours::Operation;
+use bluebridge_bench::placement::Probe;
+use bluebridge_bench::turns::Turns;
+use bluebridge_bench::{flood, pin};
+use bluebridge_rack::spec::DataPlane;
+use bluebridge_rack::{Cancel, Rack};
+use serde::Serialize;
+
+use self::crowd::Crowd;
+use self::many::Depth;
+use self::systems::{Missing, Shown, Systems};
+use super::measure::{Endpoints, FLOOD, Plan};
+use super::{CLIENT, SERVER, SERVER_CORE};
+use crate::command::steps::Steps;
+use crate::command::{Global, interrupt};
+
+/// Sizes of what is read and written.
+const SIZES: [usize; 2] = [64, 4096];
+
+/// The turn of contestants that have their own servers; the echoes have [`ECHO`].
+const OWN: usize = 0;
+const ECHO: usize = 500;
+
+/// What was measured of one operation and size.
+#[derive(Debug, Serialize)]
+struct Race {
+    operation: Operation,
+    bytes: usize,
+    /// One operation outstanding.
+    latency: Outcome,
+    /// Each contestant's p50 divided by that of BlueBridge whose client waits in the same way: the median over the rounds.
+    ratios: Vec<f64>,
+    /// Many operations of one client outstanding.
+    many: Vec<Depth>,
+    /// Many clients with one operation each.
+    crowds: Vec<Crowd>,
+}
+
+/// All results.
+#[derive(Debug, Serialize)]
+struct Findings {
+    systems: Vec<Shown>,
+    missing: Vec<Missing>,
+    races: Vec<Race>,
+    /// The plots that were written.
+    files: Vec<PathBuf>,
+}
+
+/// How much is measured.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    pub(super) length: Length,
+    pub(super) latency_only: bool,
+    pub(super) output: Option<PathBuf>,
+    pub(super) switch: DataPlane,
+}
+
+/// What a measurement needs.
+struct Setting<'a> {
+    rack: &'a Rack,
+    endpoints: &'a Endpoints,
+    systems: &'a Systems,
+    turns: &'a Turns,
+}
+
+/// Measures all of it in a rack with one client.
+pub(super) fn run(
+    rack: Rack,
+    endpoints: Endpoints,
+    asked: &Asked,
+    cancel: &Cancel,
+    global: Global,
+) -> anyhow::Result<()> {
+    if let Some(directory) = &asked.output {
+        fs::create_dir_all(directory)
+            .with_context(|| format!("cannot make {}", directory.display()))?;
+    }
+    let (rack, endpoints) = (Arc::new(rack), Arc::new(endpoints));
+    // They end with this function, also if it is interrupted.
+    let (systems, missing) = Systems::start(&rack)?;
+    let systems = Arc::new(systems);
+    let plans: Vec<Plan> = SIZES
+        .iter()
+        .flat_map(|bytes| [Operation::Read, Operation::Write].map(|operation| (operation, *bytes)))
+        .map(|(operation, bytes)| Plan {
+            operation,
+            bytes,
+            length: asked.length,
+            pipelined: !asked.latency_only,
+        })
+        .collect();
+    let steps = Steps::new(plans.len(), global);
+    let mut races = Vec::new();
+    for plan in plans {
+        steps.begin(&format!("{} of {} bytes", plan.operation.name(), plan.bytes));
+        let (endpoints, systems) = (Arc::clone(&endpoints), Arc::clone(&systems));
+        let work = move |rack: &Rack| race(rack, &endpoints, &systems, plan);
+        races.push(interrupt::measure(&rack, cancel, work)?);
+    }
+    steps.end();
+    let mut findings = Findings { systems: systems.shown(), missing, races, files: Vec::new() };
+    if let Some(directory) = &asked.output {
+        findings.files = report::plot(directory, &findings.races)?;
+    }
+    report::print(&findings, asked.switch, global.json)?;
+    drop((systems, endpoints));
+    interrupt::take_down(rack)
+}
+
+/// One operation and size, with a serving thread for the echoes at the server's end.
+fn race(rack: &Rack, endpoints: &Endpoints, systems: &Systems, plan: Plan) -> anyhow::Result<Race> {
+    let (turns, probe) = (Turns::new(), Probe::default());
+    let sizes = endpoints.sizes(plan);
+    let socket = rack
+        .enter(SERVER, || endpoints.echo_socket_of_server())?
+        .context("cannot open the echo's socket")?;
+    thread::scope(|scope| {
+        let (turns, probe) = (&turns, &probe);
+        let serving = scope.spawn(move || -> std::io::Result<()> {
+            pin(SERVER_CORE)?;
+            let mut outcome = Ok(());
+            turns.serve(|turn, stop| {
+                let served = serve(turn, stop, (turns, probe), &socket, sizes);
+                outcome = std::mem::replace(&mut outcome, Ok(())).and(served);
+            });
+            outcome
+        });
+        let setting = Setting { rack, endpoints, systems, turns };
+        let measured = rack.enter(CLIENT, || setting.measure(plan, probe));
+        turns.end();
+        let served = serving.join().map_err(|_| anyhow!("the echo's server panicked"))?;
+        let race = measured??;
+        served.context("the echo's server failed")?;
+        Ok(race)
+    })
+}
+
+fn serve(
+    turn: usize,
+    stop: &AtomicBool,
+    (turns, probe): (&Turns, &Probe),
+    socket: &std::net::UdpSocket,
+    sizes: Sizes,
+) -> std::io::Result<()> {
+    match turn {
+        FLOOD => flood::serve(socket, sizes, stop),
+        PROBE_TURN => {
+            probe.answer(stop);
+            Ok(())
+        }
+        turn if turn >= ECHO => echo::serve(socket, sizes, stop),
+        // The servers of all others are processes.
+        _ => {
+            turns.sleep(stop);
+            Ok(())
+        }
+    }
+}
+
+impl Setting<'_> {
+    fn measure(&self, plan: Plan, probe: &Probe) -> anyhow::Result<Race> {
+        self.systems.store_values(plan.bytes)?;
+        let (latency, ratios) = self.latency(plan, probe)?;
+        self.turns.give(OWN);
+        let (many, crowds) = match plan.pipelined {
+            true => (self.many(plan)?, self.crowds(plan)?),
+            false => (Vec::new(), Vec::new()),
+        };
+        Ok(Race { operation: plan.operation, bytes: plan.bytes, latency, ratios, many, crowds })
+    }
+}
