@@ -158,6 +158,13 @@ impl Migrations {
         }
     }
 
+    /// The ranges of a home that a server gives to takers that have lost their memory since.
+    fn given_in_vain(&self, home: ContentsRecord, giver: NodeId) -> Vec<Range<u64>> {
+        let open = self.open().map(|of| &of.record);
+        let of_giver = open.filter(|it| it.home == home && it.giver.id() == giver);
+        of_giver.filter(|it| !self.is_present(it.taker)).map(|it| it.pages.clone()).collect()
+    }
+
     fn conclude_round(&mut self, home: ContentsRecord) {
         let Some(of) = self.elsewhere.get(&home) else { return };
         let (space, before) = (of.record.space, &of.record.rows);
@@ -166,9 +173,20 @@ impl Migrations {
             let parts = before.within(pages).map(|(part, placed)| (part, *placed));
             parts.filter(|(_, it)| it.at.id() == node && self.is_present(it.at)).collect()
         };
-        // What was given leads to the taker. It may have left, or may be with the taker already.
+        // What was given leads to the taker. It may have left, or may be with the taker already. What was given to one that
+        // lost its memory is lost.
+        let mut lost = of.record.lost.clone();
         for (node, claims) in &of.claims {
-            for (pages, ()) in claims.given.iter() {
+            let mut given = claims.given.clone();
+            for pages in self.given_in_vain(home, *node) {
+                for (part, ()) in claims.given.within(&pages) {
+                    given.remove(&part);
+                    if *node == home.id() {
+                        lost.insert(part, ());
+                    }
+                }
+            }
+            for (pages, ()) in given.iter() {
                 for (part, placed) in placed_at(*node, pages) {
                     rows.insert(part, placed);
                 }
@@ -190,7 +208,6 @@ impl Migrations {
                 rows.insert(part, Placed { at: record.taker, generations: *generations });
             }
         }
-        let mut lost = of.record.lost.clone();
         for (pages, ()) in of.claims.get(&home.id()).into_iter().flat_map(|it| it.lost.iter()) {
             lost.insert(pages.clone(), ());
         }

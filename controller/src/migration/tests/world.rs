@@ -87,8 +87,6 @@ struct Node {
     is_up: bool,
     slots: BTreeMap<u64, Slot>,
     forwards: BTreeMap<u64, Forward>,
-    /// Own lines that a server had that lost its memory.
-    lost: BTreeSet<u64>,
     allowed: BTreeMap<u64, (Terms, bool)>,
     last_allowed: u64,
     /// Terms, whether it may take lines, and whether it must not any more.
@@ -117,7 +115,6 @@ impl Node {
             is_up: true,
             slots: (0..LINES).map(|line| (line, Slot::default())).collect(),
             forwards: (0..LINES).map(|line| (line, Forward::Pending)).collect(),
-            lost: BTreeSet::new(),
             allowed: BTreeMap::new(),
             last_allowed: 0,
             reserved: BTreeMap::new(),
@@ -372,11 +369,8 @@ impl World {
         match order {
             Order::Lose { node: lost, began } => {
                 let is_lost = |of: Contents| of.node == *lost && of.generation < *began;
-                for (line, slot) in &mut node.slots {
-                    if slot.mark.is_some_and(|(_, taker)| is_lost(taker)) {
-                        (slot.mark, slot.serves) = (None, false);
-                        node.lost.insert(*line);
-                    }
+                // Marks stay until the migration is closed.
+                for slot in node.slots.values_mut() {
                     slot.lease = slot.lease.filter(|(_, taker, _)| !is_lost(*taker));
                     slot.staged = slot.staged.filter(|staged| !is_lost(staged.giver));
                 }
@@ -555,12 +549,7 @@ impl World {
                         round: *round,
                         served: node.served(&lines(0..LINES)),
                         given: marked.map(|(line, _)| lines(*line..line + 1)).collect(),
-                        lost: node
-                            .lost
-                            .iter()
-                            .filter(|_| *home == node.contents())
-                            .map(|line| lines(*line..line + 1))
-                            .collect(),
+                        lost: Vec::new(),
                     })
                 }
                 _ => None,
