@@ -207,7 +207,7 @@ pub struct Migrations {
     /// Servers from which no heartbeat has come for so long that another one answers in place of a deputy among them.
     hung: BTreeSet<NodeId>,
     /// Free lines of others, by the servers that have them.
-    free: BTreeMap<NodeId, free::FreeLines>,
+    free: BTreeMap<NodeId, free::OfServer>,
     changes: Vec<Change>,
     /// Whether where pages are may have changed.
     is_moved: bool,
@@ -298,6 +298,8 @@ impl Migrations {
     /// A server opened a connection; what an earlier one still brings is ignored.
     pub fn connect(&mut self, server: NodeId, number: u64, migrates: bool) {
         self.version += 1;
+        // It reports anew what is free.
+        self.free.remove(&server);
         self.note_heard(server);
         if let Some(server) = self.servers.get_mut(&server) {
             server.link = Some(Link {

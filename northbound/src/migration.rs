@@ -131,6 +131,8 @@ pub enum Order {
     Discard {
         /// The home's contents.
         home: Contents,
+        /// Another one in each order, so that the same order can be given again.
+        round: u64,
         /// Whole lines.
         pages: Vec<Range<u64>>,
     },

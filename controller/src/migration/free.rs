@@ -13,8 +13,22 @@ use bluebridge_wire::NodeId;
 use super::report::{ReportError, check_free_rows};
 use super::{ContentsRecord, Migrations, PageMap};
 
-/// Free lines at one server, by its last reports.
-pub(super) type FreeLines = BTreeMap<ContentsRecord, PageMap<()>>;
+/// The most homes of which a server's free lines are remembered at once.
+const HOMES_MAX: usize = 256;
+
+/// The most rows in one order to forget lines: a server follows it without a pause.
+const DISCARDS_MAX: usize = 256;
+
+/// Free lines of a home at one server, by its last report.
+#[derive(Clone, Debug)]
+pub(super) struct FreeLines {
+    rows: PageMap<()>,
+    /// Counts the reports.
+    round: u64,
+}
+
+/// The free lines at one server, by their homes.
+pub(super) type OfServer = BTreeMap<ContentsRecord, FreeLines>;
 
 impl Migrations {
     /// Notes which lines of a home are free at a server. Those of lost contents are at nobody from now on.
@@ -33,11 +47,13 @@ impl Migrations {
         if !self.is_present(home) {
             self.strike(from, home, &free);
         }
+        let round = self.version;
         let at = self.free.entry(from).or_default();
-        if free.is_empty() {
+        if free.is_empty() || at.len() >= HOMES_MAX && !at.contains_key(&home) {
+            // Others are reported again.
             at.remove(&home);
         } else {
-            at.insert(home, free);
+            at.insert(home, FreeLines { rows: free, round });
         }
         Ok(())
     }
@@ -62,16 +78,18 @@ impl Migrations {
         let Some(free) = self.free.get(&to) else { return Vec::new() };
         let lost =
             free.iter().filter(|(home, _)| !self.is_present(**home) && self.home_knows(**home));
-        let orders = lost.filter_map(|(home, free)| {
-            let mut useless = free.clone();
+        let orders = lost.filter_map(|(home, FreeLines { rows, round })| {
+            let mut useless = rows.clone();
             if let Some(of) = self.elsewhere.get(home) {
                 of.record.rows.iter().for_each(|(pages, _)| useless.remove(pages));
             }
             for record in self.open().map(|of| &of.record).filter(|it| it.home == *home) {
                 useless.remove(&record.pages);
             }
-            let pages: Vec<_> = useless.iter().map(|(pages, ())| pages.clone()).collect();
-            (!pages.is_empty()).then(|| Order::Discard { home: home.contents(), pages })
+            let pages = useless.iter().map(|(pages, ())| pages.clone());
+            let pages: Vec<_> = pages.take(DISCARDS_MAX).collect();
+            let (home, round) = (home.contents(), *round);
+            (!pages.is_empty()).then_some(Order::Discard { home, round, pages })
         });
         orders.collect()
     }
@@ -84,7 +102,7 @@ impl Migrations {
         };
         let of_homes = free.filter(|(home, _)| can(home));
         let mut rows: Vec<_> = of_homes
-            .flat_map(|(home, free)| free.iter().map(|(pages, ())| (*home, pages.clone())))
+            .flat_map(|(home, of)| of.rows.iter().map(|(pages, ())| (*home, pages.clone())))
             .collect();
         rows.sort_by_key(|(_, pages)| std::cmp::Reverse(pages.end - pages.start));
         rows

@@ -20,6 +20,9 @@ pub(super) const MIGRATION_PAGES_MAX: u64 = 2 * ROWS_MAX as u64 * LINE_PAGES as 
 pub(super) const HOME_ROWS_MAX: usize = 1 << 18;
 const _: () = assert!(HOME_ROWS_MAX <= bluebridge_northbound::ATTEND_ROWS_MAX);
 
+/// The most rows of free lines in a report.
+const FREE_ROWS_MAX: usize = 1 << 12;
+
 /// Pages of all shards of a node.
 const PAGES_END: u64 = 1 << (OFFSET_BITS - PAGE_SHIFT);
 
@@ -83,7 +86,7 @@ fn check_served(
 
 /// Checks free lines.
 pub(super) fn check_free_rows(rows: &[Range<u64>]) -> Result<(), ReportError> {
-    check_count(rows.len(), HOME_ROWS_MAX)?;
+    check_count(rows.len(), FREE_ROWS_MAX)?;
     check_rows(rows.iter(), &(0..PAGES_END))
 }
 

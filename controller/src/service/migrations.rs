@@ -51,10 +51,16 @@ pub(super) async fn hear(
             return;
         }
     };
-    let is_of_free_lines = matches!(report, Report::Free { .. });
     let heard = shared.change(move |core, now| {
+        let returned = match report {
+            Report::Released(id) if core.is_returning(id) => core.migrations().record_of(id),
+            _ => None,
+        };
+        // The next ones begin when one has ended.
+        let giver = returned.map(|record| record.giver.id());
+        let giver = giver.or(matches!(report, Report::Free { .. }).then_some(from));
         core.migrations_mut().handle(now, from, link, report)?;
-        Ok(if is_of_free_lines { core.return_free_lines(now, from) } else { Vec::new() })
+        Ok(giver.map_or_else(Vec::new, |giver| core.return_free_lines(now, giver)))
     });
     match heard.await {
         Ok(Ok(began)) => began.into_iter().for_each(|words| tracing::info!("{words}")),

@@ -16,6 +16,9 @@ use crate::{Server, migration::MigrationOrder};
 /// How often such lines are reported, as long as there are any. Reports may be lost.
 const INTERVAL: Duration = Duration::from_secs(2);
 
+/// How often they are looked for, if there were none the last time: the shards look at all lines of others.
+const LOOK: Duration = Duration::from_secs(5);
+
 /// The most rows of a home that are reported at once. The others follow when these are gone.
 const ROWS_MAX: usize = 4096;
 
@@ -34,7 +37,8 @@ impl FreeLineReports {
 
     /// The reports that are due.
     pub(super) fn poll(&mut self, now: Instant, server: &Server) -> Vec<Report> {
-        if self.at.is_some_and(|at| now.saturating_duration_since(at) < INTERVAL) {
+        let interval = if self.homes.is_empty() { LOOK } else { INTERVAL };
+        if self.at.is_some_and(|at| now.saturating_duration_since(at) < interval) {
             return Vec::new();
         }
         self.at = Some(now);

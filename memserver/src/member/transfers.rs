@@ -224,7 +224,7 @@ impl Transfers {
                 let Deputyship { home, incarnation, version, .. } = *of;
                 Some(Report::Deputized { home, incarnation, version })
             }
-            Order::Discard { home, pages } => {
+            Order::Discard { home, pages, .. } => {
                 discard(*home, pages, server)?;
                 // The next report shows what is left.
                 self.free_lines.hurry();

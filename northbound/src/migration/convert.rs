@@ -114,7 +114,7 @@ fn parse_terms(migration: u64, of: proto::MigrationTerms) -> Result<Terms, Broke
 }
 
 fn free_lines(home: Contents, pages: &[Range<u64>]) -> proto::FreeLines {
-    proto::FreeLines { home: Some(home.into()), rows: rows(pages) }
+    proto::FreeLines { home: Some(home.into()), rows: rows(pages), round: 0 }
 }
 
 fn parse_free_lines(of: proto::FreeLines) -> Result<(Contents, Vec<Range<u64>>), Broken> {
@@ -220,7 +220,9 @@ impl From<Order> for proto::MigrationOrder {
             }
             Order::Report { home, round: number } => (0, OrderBody::Report(round(home, number))),
             Order::Deputize(of) => (0, OrderBody::Deputize(deputyship(of))),
-            Order::Discard { home, pages } => (0, OrderBody::Discard(free_lines(home, &pages))),
+            Order::Discard { home, round, pages } => {
+                (0, OrderBody::Discard(proto::FreeLines { round, ..free_lines(home, &pages) }))
+            }
             Order::Dismiss { home, incarnation } => {
                 (0, OrderBody::Dismiss(deputy_round(home, incarnation, 0)))
             }
@@ -249,8 +251,9 @@ impl TryFrom<proto::MigrationOrder> for Order {
                 OrderBody::Reserve(of) => Self::Reserve(parse_terms(migration, of)?),
                 OrderBody::Deputize(of) => Self::Deputize(parse_deputyship(of)?),
                 OrderBody::Discard(of) => {
+                    let round = of.round;
                     let (home, pages) = parse_free_lines(of)?;
-                    Self::Discard { home, pages }
+                    Self::Discard { home, round, pages }
                 }
                 OrderBody::Dismiss(of) => {
                     Self::Dismiss { home: node(of.home)?, incarnation: of.incarnation }
@@ -529,7 +532,7 @@ mod tests {
         };
         let orders = vec![
             Order::Deputize(deputyship),
-            Order::Discard { home, pages: vec![0..8, 24..32] },
+            Order::Discard { home, round: 5, pages: vec![0..8, 24..32] },
             Order::Dismiss { home: NodeId(1), incarnation: 6 },
             Order::Seal(true),
             Order::Seal(false),
