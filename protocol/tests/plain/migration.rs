@@ -106,6 +106,13 @@ fn scenarios() -> Vec<Scenario> {
         scenario("freed without its home, and read", &[&[Delete], &[Read(0, 0)]], |s| {
             s.faults.wipes[0] = 1;
         }),
+        scenario(
+            "lost elsewhere, freed, and allocated again",
+            &[&[Read(0, 0), Delete, Create, ReadOwn]],
+            |s| {
+                s.faults.wipes[1] = 1;
+            },
+        ),
         scenario("freed when the home has left", &[&[Delete]], |s| {
             (s.lines, s.allocated, s.written) = (2, 2, 2);
             s.faults.leaves = 1;
@@ -404,6 +411,8 @@ fn where_it_shows(mutant: Mutant) -> Option<(&'static str, &'static str)> {
         Mutant::LostPartAwaited => ("freed, half of it lost", is::ENDS),
         Mutant::DiscardedInUse => ("freed without its home, a page is left", is::HELD),
         Mutant::DiscardedEarly => ("freed without its home, and read", is::ENDS),
+        Mutant::ReclaimedInUse => ("lost elsewhere, freed, and allocated again", is::ALLOCATED),
+        Mutant::ReclaimedTags => ("lost elsewhere, freed, and allocated again", is::COLOURS),
         Mutant::DeputyTooEarly => ("the home leaves", is::HELD),
         Mutant::DeputyWithoutMap => ("the home leaves", is::LOST),
         Mutant::DeputyMapOld => ("the home leaves, and its line moves on", is::FOUND),

@@ -1,9 +1,9 @@
 //! Free lines of contents that the home has lost: nobody can allocate their pages any more, so nobody needs them.
 
 use super::{
-    Mutant, SERVERS, Scenario,
-    lines::{Copy, Link, Slot},
-    world::{Forward, Stage, World, index},
+    Mutant, PAGES, SERVERS, Scenario,
+    lines::{Copy, LEFTOVER, Link, Page, Slot},
+    world::{Forward, HOME, Stage, World, index},
 };
 
 impl Scenario {
@@ -41,6 +41,35 @@ impl Scenario {
         world.is_discarded[usize::from(line)] = !self.is_needed(world, server, line);
         *world.slot_mut(server, line) = Slot::default();
         self.release_frames(world, server, line);
+        Some(())
+    }
+
+    /// A line of the home was lost with another server's memory, and no page of it is allocated any more: the home, which
+    /// knows the last tags, has it again, without contents.
+    pub(super) fn reclaim(&self, world: &mut World, line: u8) -> Option<()> {
+        let is_lost = world.forwards[usize::from(line)] == Forward::Gone;
+        let is_open = world.stage != Stage::Closed;
+        let freeing = world.servers.iter().any(|server| server.freeing.is_some());
+        if world.generation > 1 || world.is_gone || !is_lost || is_open || freeing {
+            return None;
+        }
+        let truth = world.truth[0][usize::from(line)];
+        let is_allocated = truth.iter().take(self.pages).any(|page| page.link != Link::Free);
+        if is_allocated && !self.has(Mutant::ReclaimedInUse) {
+            return None;
+        }
+        let mut pages = [Page { value: LEFTOVER, ..Page::default() }; PAGES];
+        for (page, of) in self.page_numbers().zip(truth) {
+            pages[usize::from(page)].tag = if self.has(Mutant::ReclaimedTags) { 0 } else { of.tag };
+            // Versions begin again, with other tags.
+            let of = world.truth_mut(1, line, page);
+            (of.value, of.versions) = (0, Default::default());
+        }
+        let copy = Some(Copy { generation: 1, floor: 0, pages });
+        *world.slot_mut(HOME, line) = Slot { copy, ..Slot::default() };
+        world.forwards[usize::from(line)] = Forward::Own;
+        // What was reported as lost has other tags.
+        (world.is_lost[usize::from(line)], world.gone[usize::from(line)]) = (false, false);
         Some(())
     }
 

@@ -160,6 +160,10 @@ pub(crate) enum Mutant {
     DiscardedInUse,
     /// A server discards a line before the home knows that nobody has it.
     DiscardedEarly,
+    /// The home has a line again that was lost, although a page of it is allocated.
+    ReclaimedInUse,
+    /// The home has a line again that was lost, and does not know which tags its pages had.
+    ReclaimedTags,
 
     // The deputy of a home that is drained and gone.
     /// It answers although the home still has lines.
@@ -217,7 +221,7 @@ pub(crate) enum Mutant {
 }
 
 impl Mutant {
-    pub(crate) const ALL: [Self; 64] = [
+    pub(crate) const ALL: [Self; 66] = [
         Self::RecordInSession,
         Self::LastPageUnchecked,
         Self::TakenIsServed,
@@ -258,6 +262,8 @@ impl Mutant {
         Self::LostPartAwaited,
         Self::DiscardedInUse,
         Self::DiscardedEarly,
+        Self::ReclaimedInUse,
+        Self::ReclaimedTags,
         Self::DeputyTooEarly,
         Self::DeputyWithoutMap,
         Self::DeputyMapOld,

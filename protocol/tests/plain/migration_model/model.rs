@@ -87,6 +87,9 @@ pub(crate) enum Step {
     Discard {
         line: u8,
     },
+    Reclaim {
+        line: u8,
+    },
     Renew {
         client: u8,
     },
@@ -168,6 +171,7 @@ impl Model for Scenario {
             Step::FreeAll => self.free_all(&mut world)?,
             Step::Strike { line } => self.strike(&mut world, line)?,
             Step::Discard { line } => self.discard(&mut world, line)?,
+            Step::Reclaim { line } => self.reclaim(&mut world, line)?,
             Step::Renew { client } => self.renew(&mut world, client)?,
             Step::StopRenewing { client } => self.stop_renewing(&mut world, client)?,
             Step::Tick => self.tick(&mut world)?,
@@ -228,6 +232,9 @@ impl Scenario {
         if world.generation > 1 {
             let lines = self.line_numbers();
             steps.extend(lines.flat_map(|line| [Step::Strike { line }, Step::Discard { line }]));
+        }
+        if world.generation == 1 && world.forwards.contains(&Forward::Gone) {
+            steps.extend(self.line_numbers().map(|line| Step::Reclaim { line }));
         }
         self.leases(world, |server, line, page| {
             steps.push(Step::EndUnused { server, line, page });
