@@ -10,7 +10,7 @@ use bluebridge_wire::{ArenaGeneration, Fault, Status};
 use crate::ArenaUsage;
 
 /// States that are published beside events and statuses.
-const GAUGE_COUNT: usize = 12;
+const GAUGE_COUNT: usize = 13;
 
 /// Counters of a carrier.
 const COUNTER_COUNT: usize = 13;
@@ -53,6 +53,8 @@ pub struct Snapshot {
     pub replies: Vec<(Status, u64)>,
     /// The usage of the arena.
     pub arena: ArenaUsage,
+    /// Whether own lines are not here of which it is not known that another server has them.
+    pub misses_lines: bool,
     /// Open sessions.
     pub session_count: u64,
     /// Pages of anywhere-CREATEs that wait for their CONFIRM.
@@ -134,6 +136,7 @@ impl ShardStatistics {
             waiting_count,
             last_generation,
             wanted_generation,
+            misses_lines,
         ] = self.gauges.each_ref().map(load);
         Snapshot {
             events: Event::ALL.iter().copied().zip(self.events.iter().map(load)).collect(),
@@ -149,6 +152,7 @@ impl ShardStatistics {
                 wanted_generation: generation(wanted_generation),
             },
             session_count,
+            misses_lines: misses_lines > 0,
             provisional_pages,
             leased_pages,
             waiting_count,
@@ -180,6 +184,7 @@ impl ShardStatistics {
             responder.waiting_count() as u64,
             arena.last_generation.number().into(),
             arena.wanted_generation.number().into(),
+            responder.misses_lines().into(),
         ];
         for (shown, gauge) in self.gauges.iter().zip(gauges) {
             shown.store(gauge, Ordering::Relaxed);

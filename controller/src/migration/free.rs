@@ -2,7 +2,8 @@
 //!
 //! Only a home allocates pages, and only of lines that it has, so such a line stays free while it is elsewhere. It goes
 //! home, where its addresses are of use. If the home has lost these contents, nobody can allocate the pages any more:
-//! first it is recorded that nobody has the line, and the home learns that; then the server forgets it.
+//! first it is recorded that nobody has the line, and the home learns that; then the server forgets it. If the server lost
+//! the line, the home reports it: it is recorded that the line is lost no more, and then the home goes on with it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -46,6 +47,8 @@ impl Migrations {
         }
         if !self.is_present(home) {
             self.strike(from, home, &free);
+        } else if home.id() == from {
+            self.find(home, &free);
         }
         let round = self.version;
         let at = self.free.entry(from).or_default();
@@ -73,15 +76,32 @@ impl Migrations {
         });
     }
 
-    /// The orders to forget lines that nobody is led to any more.
+    /// Records that lines are lost no more that were lost with another server's memory, and that are free at home.
+    fn find(&mut self, home: ContentsRecord, free: &PageMap<()>) {
+        let Some(of) = self.elsewhere.get(&home).filter(|of| !of.record.is_pending) else { return };
+        let lost = free.iter().flat_map(|(pages, ())| of.record.lost.within(pages));
+        let found: Vec<_> = lost.map(|(part, ())| part).collect();
+        if found.is_empty() {
+            return;
+        }
+        let space = of.record.space;
+        self.edit_elsewhere(home, space, |record| {
+            found.iter().for_each(|part| record.lost.remove(part));
+        });
+    }
+
+    /// The orders to forget lines that nobody is led to any more, and to a home to go on with those that nobody has.
     pub(super) fn discards(&self, to: NodeId) -> Vec<Order> {
         let Some(free) = self.free.get(&to) else { return Vec::new() };
-        let lost =
-            free.iter().filter(|(home, _)| !self.is_present(**home) && self.home_knows(**home));
+        let can = |home: &ContentsRecord| {
+            (!self.is_present(*home) || home.id() == to) && self.home_knows(*home)
+        };
+        let lost = free.iter().filter(|(home, _)| can(home));
         let orders = lost.filter_map(|(home, FreeLines { rows, round })| {
             let mut useless = rows.clone();
             if let Some(of) = self.elsewhere.get(home) {
                 of.record.rows.iter().for_each(|(pages, _)| useless.remove(pages));
+                of.record.lost.iter().for_each(|(pages, ())| useless.remove(pages));
             }
             for record in self.open().map(|of| &of.record).filter(|it| it.home == *home) {
                 useless.remove(&record.pages);
@@ -98,7 +118,8 @@ impl Migrations {
     pub(crate) fn homeless(&self, at: NodeId) -> Vec<(ContentsRecord, Range<u64>)> {
         let free = self.free.get(&at).into_iter().flatten();
         let can = |home: &ContentsRecord| {
-            self.is_present(*home) && !self.has_deputy(home.id()) && !self.is_draining(home.id())
+            let is_away = home.id() != at && self.is_present(*home);
+            is_away && !self.has_deputy(home.id()) && !self.is_draining(home.id())
         };
         let of_homes = free.filter(|(home, _)| can(home));
         let mut rows: Vec<_> = of_homes

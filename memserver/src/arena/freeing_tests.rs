@@ -126,6 +126,33 @@ fn a_free_line_of_another_server_is_forgotten_and_its_place_is_used_again() {
 }
 
 #[test]
+fn an_own_line_that_nobody_has_is_used_again_with_other_colours() {
+    let mut arena = Arena::on_heap(&ArenaConfig::default(), 16);
+    let grant = arena.create(SPACE, 16).unwrap();
+    arena.complete(grant.location);
+    arena.withhold(8..16, true);
+    arena.give(8);
+    assert!(!arena.is_free(8), "its memory may be in use still");
+    arena.clear_given(8..16);
+    assert!(!arena.is_free(8), "it is allocated");
+    arena.discard(8);
+    arena.begin_freeing(0);
+    arena.end_freeing(0);
+    assert!(arena.is_free(8) && !arena.is_free(0), "the other one is here");
+    assert!(arena.reserve_own(8..16));
+    assert!(!arena.is_free(8), "it is on its way home");
+    arena.release(8..16);
+    arena.discard(8);
+    assert!(!arena.is_free(8));
+    assert_eq!(arena.arena_usage().free_pages, 16);
+    let again = [(); 2].map(|()| arena.create(SPACE, 8).unwrap());
+    let mut pages = again.map(|of| of.location.page());
+    pages.sort_unstable();
+    assert_eq!(pages[0], 0, "the line that was here");
+    assert!(again.iter().all(|of| *of != grant && of.tag != grant.tag));
+}
+
+#[test]
 fn an_allocation_is_freed_of_which_a_line_is_elsewhere() {
     let config = ArenaConfig { quotas: vec![(SPACE, 20)], ..ArenaConfig::default() };
     let mut arena = Arena::on_heap(&config, 32);

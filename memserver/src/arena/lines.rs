@@ -643,10 +643,15 @@ impl LineStore for Arena {
     }
 
     fn is_free(&self, first_page: u64) -> bool {
-        let is_free = |line: usize| {
-            self.pages.entry(line).state == LineEntry::ADOPTED && self.pages.is_free(line)
+        let is_elsewhere = |line: usize| match self.pages.entry(line).state {
+            LineEntry::ADOPTED => !self.pages.is_own(line),
+            LineEntry::GIVEN => {
+                let is_cleared = self.pages.frame(line).is_none() && !self.places.is_reserved[line];
+                self.pages.is_own(line) && is_cleared
+            }
+            _ => false,
         };
-        self.line_at(first_page).is_some_and(is_free)
+        self.line_at(first_page).is_some_and(|line| is_elsewhere(line) && self.pages.is_free(line))
     }
 
     fn discard(&mut self, first_page: u64) {
@@ -655,8 +660,12 @@ impl LineStore for Arena {
         }
         let Some(line) = self.line_at(first_page) else { return };
         self.pages.set_line_state(line, LineEntry::DEFAULT);
-        self.places.free.release(narrow(line - self.pages.sizes().own_lines), 1);
-        self.take_frame(line);
+        if self.pages.is_own(line) {
+            self.places.unbacked.release(narrow(line), 1);
+        } else {
+            self.places.free.release(narrow(line - self.pages.sizes().own_lines), 1);
+            self.take_frame(line);
+        }
     }
 
     fn placed(&self, each: &mut dyn FnMut(u64, Placed)) {

@@ -1,5 +1,5 @@
-//! Reports the lines of other homes that the server has and of which no page is allocated (`docs/migration.md`, "Free
-//! lines"). The controller moves them home, or has them forgotten.
+//! Reports the lines of other homes that the server has, and own ones that nobody may have, of which no page is allocated
+//! (`docs/migration.md`, "Free lines"). The controller moves them home, has them forgotten, or gives them back.
 
 use core::{cmp::Reverse, ops::Range, time::Duration};
 use std::{
@@ -44,7 +44,7 @@ impl FreeLineReports {
         self.at = Some(now);
         let mut rows: BTreeMap<Contents, Vec<Range<u64>>> = BTreeMap::new();
         for (shard, of) in (0..).zip(server.statistics()) {
-            if of.arena.adopted_lines == 0 {
+            if of.arena.adopted_lines == 0 && !of.misses_lines {
                 continue;
             }
             // A shard that has no time now is asked again later.

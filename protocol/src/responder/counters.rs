@@ -95,6 +95,8 @@ events! {
     LineDiscarded = "line_discarded",
     /// A line became the taker's by KEEP.
     LineKept = "line_kept",
+    /// An own line that was lost elsewhere, and is free, is here again.
+    LineReclaimed = "line_reclaimed",
     /// A line was leased by TAKE.
     LineTaken = "line_taken",
     /// A TAKE was about a line that is free as a whole, and that stays.

@@ -66,6 +66,8 @@ pub(super) struct Ranges {
     adopted: Vec<Adopted>,
     /// Own pages that were lost with the memory of another server; as the controller said last.
     lost: Vec<Range<u64>>,
+    /// Whether own pages are not here of which it is not known that another server has them.
+    is_any_nowhere: bool,
     limit: usize,
 }
 
@@ -75,7 +77,7 @@ impl Ranges {
         let (moved, adopted) = (Vec::with_capacity(limit), Vec::with_capacity(limit));
         let (earlier, began) = (Vec::new(), ArenaGeneration::default());
         let (unmarked, lost) = (Vec::new(), Vec::new());
-        Self { moved, unmarked, earlier, began, adopted, lost, limit }
+        Self { moved, unmarked, earlier, began, adopted, lost, is_any_nowhere: false, limit }
     }
 
     /// Pointers with a generation before this one are to contents that this node lost.
@@ -138,6 +140,7 @@ impl Ranges {
 
     /// Records that an earlier process gave a line away. Its limit is that of the earlier process, so it has no other.
     pub(super) fn add_moved_somewhere(&mut self, pages: Range<u64>) {
+        self.is_any_nowhere = true;
         let index = self.moved.partition_point(|(range, _)| range.end <= pages.start);
         if let Some((before, Moved::Somewhere)) = self.moved[..index].last_mut()
             && before.end == pages.start
@@ -165,6 +168,7 @@ impl Ranges {
             join_neighbours(&mut after);
             self.moved = after;
         }
+        self.note_nowhere();
     }
 
     /// Where all of a range of another node is; `None` if some is not here. If its lines are not one after the other, the
@@ -205,6 +209,12 @@ impl Ranges {
     /// Own pages are here again.
     pub(super) fn return_moved(&mut self, pages: &Range<u64>) {
         self.moved = self.moved_without(pages, |_| true);
+        self.note_nowhere();
+    }
+
+    fn note_nowhere(&mut self) {
+        let is_any = self.nowhere().next().is_some();
+        self.is_any_nowhere = is_any;
     }
 
     fn moved_without(
@@ -262,7 +272,9 @@ impl Ranges {
         let (earlier, began) = (self.earlier.clone(), self.began);
         let adopted = Vec::new();
         let unmarked = self.unmarked.clone();
-        let mut after = Self { moved, unmarked, earlier, began, adopted, lost, limit: self.limit };
+        let (is_any_nowhere, limit) = (self.is_any_nowhere, self.limit);
+        let mut after =
+            Self { moved, unmarked, earlier, began, adopted, lost, is_any_nowhere, limit };
         for range in &self.adopted {
             let left = without_all(range.local_pages(), rows.iter().cloned());
             after.adopted.extend(left.iter().map(|pages| range.part(pages)));
@@ -280,6 +292,17 @@ impl Ranges {
         after.learn(&[], &self.lost);
         *self = after;
         Ok(())
+    }
+
+    /// Own pages that are not here, and of which it is not known that another server has them.
+    pub(super) fn nowhere(&self) -> impl Iterator<Item = &Range<u64>> {
+        let is_nowhere = |place: &Moved| matches!(place, Moved::Nowhere | Moved::Somewhere);
+        self.moved.iter().filter(move |(_, place)| is_nowhere(place)).map(|(pages, _)| pages)
+    }
+
+    /// Whether there are any of them.
+    pub(super) const fn has_nowhere(&self) -> bool {
+        self.is_any_nowhere
     }
 
     /// Lines of other nodes are not here any more, in rows of the store.

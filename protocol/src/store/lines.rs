@@ -176,10 +176,11 @@ pub trait LineStore {
     /// allocated may be used for others; it stays this server's.
     fn free_part(&mut self, pages: Range<u64>);
 
-    /// Whether a line is another server's, and no page of it is allocated.
+    /// Whether no page of a line is allocated that is another server's, or an own one that was given away and
+    /// [cleared](Self::clear_given).
     fn is_free(&self, first_page: u64) -> bool;
 
-    /// Forgets such a line; its place is free again.
+    /// Forgets such a line of another server, so that its place is free again; or goes on with such an own one.
     fn discard(&mut self, first_page: u64);
 
     /// Calls `each` for all lines that are, or were, on their way.

@@ -22,7 +22,7 @@ const NEVER: [(Status, &str); 3] = [
 
 /// Events that no packet of an attacker can cause: an operator's command purges, the controller orders migrations, and
 /// only their takers take lines.
-const IMPOSSIBLE: [Event; 12] = [
+const IMPOSSIBLE: [Event; 13] = [
     Event::AllocationPurged,
     Event::FreeingEnded,
     Event::FreeingResumed,
@@ -32,6 +32,7 @@ const IMPOSSIBLE: [Event; 12] = [
     Event::LineAdopted,
     Event::LineDiscarded,
     Event::LineKept,
+    Event::LineReclaimed,
     Event::LineTaken,
     Event::MigrationClosed,
     Event::MigrationWithdrawn,

@@ -122,7 +122,7 @@ const OF_LEASES: [(&str, &str); 30] = [
 ];
 
 /// Counters of migrations, which this simulation does not have.
-const OF_MIGRATIONS: [(&str, &str); 14] = [
+const OF_MIGRATIONS: [(&str, &str); 15] = [
     ("responder", "freeing_begun"),
     ("responder", "freeing_ended"),
     ("responder", "freeing_repeated"),
@@ -133,6 +133,7 @@ const OF_MIGRATIONS: [(&str, &str); 14] = [
     ("responder", "lease_withdrawn"),
     ("responder", "line_discarded"),
     ("responder", "line_kept"),
+    ("responder", "line_reclaimed"),
     ("responder", "line_taken"),
     ("responder", "migration_allowed"),
     ("responder", "migration_closed"),

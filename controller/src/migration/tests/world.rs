@@ -181,6 +181,7 @@ pub(super) struct World {
     /// Lines of which no page is allocated. If the home has lost them, their servers forget them.
     free: BTreeSet<u64>,
     pub(super) discarded: u64,
+    pub(super) reclaimed: u64,
     pub(super) requests: u64,
     pub(super) granted: u64,
     pub(super) moved: u64,
@@ -207,6 +208,7 @@ impl World {
             gone: BTreeSet::new(),
             free: BTreeSet::new(),
             discarded: 0,
+            reclaimed: 0,
             requests: 0,
             granted: 0,
             moved: 0,
@@ -471,6 +473,9 @@ impl World {
     /// A server forgets free lines.
     fn discard(&mut self, id: NodeId, rows: &[Range<u64>]) {
         let of_home = self.nodes[&HOME].generation;
+        if id == HOME && of_home == 4 {
+            return self.reclaim(rows);
+        }
         assert!(of_home > 4, "lines are discarded of contents that the home has");
         let node = self.nodes.get_mut(&id).unwrap();
         for line in 0..LINES {
@@ -486,14 +491,38 @@ impl World {
         }
     }
 
+    /// The home goes on with free lines that nobody has.
+    fn reclaim(&mut self, rows: &[Range<u64>]) {
+        let node = self.nodes.get_mut(&HOME).unwrap();
+        for line in 0..LINES {
+            let is_ordered = rows.iter().any(|row| row.contains(&(line * LINE)));
+            let mut allowed = node.allowed.values();
+            let is_moving = allowed.any(|(terms, _)| terms.pages.contains(&(line * LINE)));
+            let slot = node.slots[&line];
+            let is_away = !slot.serves && slot.mark.is_none() && slot.staged.is_none();
+            if is_ordered && is_away && !is_moving && self.free.contains(&line) {
+                assert!(self.gone.remove(&line), "line {line} is at another server");
+                *node.slots.get_mut(&line).unwrap() = Slot { serves: true, ..Slot::default() };
+                self.reclaimed += 1;
+            }
+        }
+    }
+
     /// A server reports which of its lines are free.
     fn tell_free(&mut self, id: NodeId) {
         let home = Contents { node: HOME, generation: ArenaGeneration::new(4).unwrap() };
         let node = &self.nodes[&id];
-        if id == HOME || node.link.is_none() {
+        if node.link.is_none() || id == HOME && node.generation > 4 {
             return;
         }
-        let free = self.free.iter().filter(|line| node.has(**line));
+        let is_lost = |line: &u64| {
+            let slot = node.slots[line];
+            !slot.serves && slot.mark.is_none() && !matches!(node.forwards[line], Forward::At(_))
+        };
+        let free = self.free.iter().filter(|line| match id {
+            HOME => is_lost(line),
+            _ => node.has(**line),
+        });
         let pages = free.map(|line| lines(*line..line + 1)).collect();
         self.node(id).outbox.push_back(Report::Free { home, pages });
     }
@@ -876,6 +905,8 @@ impl World {
             let server = self.nodes.values().find(|node| node.has(line)).map(|node| node.id);
             let is_useless = home.generation > 4 && self.free.contains(&line);
             assert!(!is_useless || server.is_none(), "line {line} is of no use to {server:?}");
+            let is_usable = home.generation == 4 && self.free.contains(&line);
+            assert!(!is_usable || server.is_some(), "line {line} could be used at home");
             assert_eq!(server.is_none(), self.gone.contains(&line), "line {line}");
             let parts = self.core.givers(at, &lines(line..line + 1));
             let known = parts[0].1.map(ContentsRecord::id);

@@ -106,6 +106,7 @@ const TESTS: &[fn()] = &[
     adopted::lines_that_are_scattered_here_move_on_together,
     adopted::lines_of_lost_contents_are_found_where_they_are_and_all_else_is_stale,
     adopted::what_an_earlier_process_gave_away_is_busy_until_it_is_known_where_it_is,
+    free_lines::an_own_line_that_was_lost_elsewhere_is_used_again_when_it_is_free,
     free_lines::free_lines_are_found_and_forgotten_unless_they_move_or_are_used,
     freeing::the_home_frees_what_others_have,
     freeing::it_is_there_until_the_others_have_freed_their_parts,

@@ -2,7 +2,7 @@
 
 use super::{
     adopted::{HOME, foreign, home_line},
-    giver::{LINE, allowance},
+    giver::{LINE, MIGRATION, allowance, given},
     *,
 };
 use bluebridge_wire::ArenaGeneration;
@@ -46,4 +46,41 @@ pub(super) fn free_lines_are_found_and_forgotten_unless_they_move_or_are_used() 
     assert!(places[..2].contains(&again));
     world.responder.discard(&lines(1024..1032), &mut world.store);
     assert_eq!(world.event(Event::LineDiscarded), 1);
+}
+
+#[test]
+pub(super) fn an_own_line_that_was_lost_elsewhere_is_used_again_when_it_is_free() {
+    let (mut world, [first, second, _], mut taker) = given();
+    taker.move_line(&mut world, second);
+    world.withdraw(MIGRATION).unwrap();
+    world.close(MIGRATION).unwrap();
+    let line = second.location.page()..second.location.page() + LINE;
+    let own = FreeLines {
+        home: world.responder.node,
+        generation: store::GENERATION,
+        pages: line.clone(),
+    };
+    let free = |world: &World| world.responder.free_lines(&world.store);
+    // Where it is is known, and it is allocated.
+    world.responder.discard(&own, &mut world.store);
+    assert_eq!(free(&world), Vec::<FreeLines>::new());
+    world.responder.learn(world.now, &[], core::slice::from_ref(&line), &world.store);
+    assert_eq!(free(&world), Vec::<FreeLines>::new());
+    world.responder.discard(&own, &mut world.store);
+    assert_eq!(world.event(Event::LineReclaimed), 0);
+    let freed = TestRequest::new(Command::Delete, first.to_ipv6());
+    let freed = world.next(freed);
+    assert_eq!(world.send(&freed), [], "a part is elsewhere");
+    let id = world.responder.freeings().next().unwrap().id;
+    assert!(world.responder.finish_freeing(world.now, id, &mut world.store).unwrap());
+    world.drain();
+    assert_eq!(free(&world), core::slice::from_ref(&own));
+    let all = FreeLines { pages: 0..line.end + 8 * LINE, ..own };
+    world.responder.discard(&all, &mut world.store);
+    assert_eq!(world.event(Event::LineReclaimed), 1);
+    assert_eq!(free(&world), Vec::<FreeLines>::new());
+    assert_eq!(world.look(second).0, Status::NotAllocated);
+    let again = world.create(20);
+    assert_eq!(again.location.page(), first.location.page());
+    assert_ne!(again.tag, first.tag);
 }

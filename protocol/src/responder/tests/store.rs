@@ -483,12 +483,19 @@ impl LineStore for PlainStore {
     fn is_free(&self, first_page: u64) -> bool {
         let first = first_page as usize;
         let is_free = self.pages[first..first + LINE_PAGES].iter().all(|page| page.held.is_none());
-        self.adopted.contains_key(&first_page) && !self.given.contains(&first_page) && is_free
+        let is_adopted =
+            self.adopted.contains_key(&first_page) && !self.given.contains(&first_page);
+        let is_away = self.cleared.contains(&first_page)
+            && !self.staged.contains_key(&first_page)
+            && !self.adopted.contains_key(&first_page);
+        (is_adopted || is_away) && is_free
     }
 
     fn discard(&mut self, first_page: u64) {
-        if self.is_free(first_page) {
-            self.adopted.remove(&first_page);
+        if self.is_free(first_page) && self.adopted.remove(&first_page).is_none() {
+            self.given.remove(&first_page);
+            self.cleared.remove(&first_page);
+            self.set_withheld(first_page, false);
         }
     }
 
