@@ -286,21 +286,21 @@ impl Migrations {
         if self.takings.iter().filter(is_of).any(|of| of.taker.progress().in_doubt > 0) {
             return Err(MigrationError::OnTheirWay);
         }
-        let mut rows = Vec::new();
-        let of_home = responder
-            .adopted()
-            .iter()
-            .filter(|range| (range.node, range.generation) == (node, generation));
-        for Adopted { first_page, page_count, local_page, .. } in of_home {
-            let pages = *first_page..first_page + page_count;
-            let generations =
-                taker::generations(generation, *local_page..local_page + page_count, store);
-            rows.push(Row { pages, generations });
-        }
+        let is_its = |it: &Adopted| (it.node, it.generation) == (node, generation);
         let mut ids = Vec::new();
         store.lines().allowances(&mut |allowance, _| ids.push(allowance.migration));
         let given = ids.into_iter().filter_map(|id| responder.given_names(id, store)).flatten();
-        let given = given.filter(|it| (it.node, it.generation) == (node, generation)).collect();
+        let given: Vec<Adopted> = given.filter(is_its).collect();
+        let mut rows = Vec::new();
+        for range in responder.adopted().iter().filter(|it| is_its(it)) {
+            // What was given is not served here any more.
+            for pages in without(range, &given) {
+                let local_page = range.local_page + (pages.start - range.first_page);
+                let local = local_page..local_page + (pages.end - pages.start);
+                let generations = taker::generations(generation, local, store);
+                rows.push(Row { pages, generations });
+            }
+        }
         Ok(MigrationState { rows, given, ..MigrationState::default() })
     }
 
@@ -469,6 +469,23 @@ fn given<S: PageStore + ?Sized>(
     MigrationState { given, ..MigrationState::default() }
 }
 
+/// The pages at home of a range that are in none of others.
+fn without(range: &Adopted, others: &[Adopted]) -> Vec<Range<u64>> {
+    let mut left = vec![range.first_page..range.first_page + range.page_count];
+    for other in others {
+        let end = other.first_page + other.page_count;
+        left = left
+            .into_iter()
+            .flat_map(|pages| {
+                let before = pages.start..pages.end.min(other.first_page);
+                let after = pages.start.max(end)..pages.end;
+                [before, after].into_iter().filter(|part| part.start < part.end)
+            })
+            .collect();
+    }
+    left
+}
+
 /// Pages that a shard's offsets span.
 const SHARD_PAGES: u64 = 1 << (SHARD_SHIFT - PAGE_SHIFT);
 
@@ -496,4 +513,25 @@ impl Identity {
 #[expect(clippy::cast_possible_truncation, reason = "a selector has 32 bits")]
 pub(crate) const fn selector_of(address: &Fields) -> u32 {
     (address.location >> 16) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_given_is_not_served() {
+        let range = |first_page, page_count| Adopted {
+            node: NodeId(1),
+            generation: ArenaGeneration::default(),
+            first_page,
+            page_count,
+            local_page: 4096,
+        };
+        let left = |given: &[Adopted]| without(&range(64, 64), given);
+        assert_eq!(left(&[]), [64..128]);
+        assert_eq!(left(&[range(64, 8), range(80, 16), range(120, 64)]), [72..80, 96..120]);
+        assert_eq!(left(&[range(0, 64), range(128, 8)]), [64..128], "neighbours");
+        assert_eq!(left(&[range(0, 4096)]), Vec::<Range<u64>>::new());
+    }
 }

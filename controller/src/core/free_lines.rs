@@ -7,7 +7,7 @@ use bluebridge_wire::address::LINE_PAGES;
 use bluebridge_wire::{ArenaGeneration, NodeId};
 
 use super::Core;
-use crate::migration::Wanted;
+use crate::migration::{End, Wanted};
 
 /// The most open migrations of this kind to one home.
 const OPEN_MAX: usize = 16;
@@ -93,7 +93,14 @@ impl Core {
     fn note_returned(&mut self, now: Instant) {
         for (id, (home, since)) in std::mem::take(&mut self.returning.open) {
             let (is_open, is_early) = match self.migrations.record_of(id) {
-                Some(record) => (record.is_open(), record.end.is_some()),
+                // One that lost its memory has something to say again when it is back.
+                Some(record) => {
+                    let is_lost = matches!(
+                        record.end,
+                        Some(End::TakerLost | End::GiverLost | End::TakerAway)
+                    );
+                    (record.is_open(), record.end.is_some() && !is_lost)
+                }
                 // It is forgotten among others that ended.
                 None => (false, false),
             };
