@@ -121,10 +121,22 @@ impl Migrations {
             let is_away = home.id() != at && self.is_present(*home);
             is_away && !self.has_deputy(home.id()) && !self.is_draining(home.id())
         };
-        let of_homes = free.filter(|(home, _)| can(home));
-        let mut rows: Vec<_> = of_homes
-            .flat_map(|(home, of)| of.rows.iter().map(|(pages, ())| (*home, pages.clone())))
-            .collect();
+        let mut rows = Vec::new();
+        for (home, of) in free.filter(|(home, _)| can(home)) {
+            let Some(known) = self.elsewhere.get(home) else { continue };
+            // Some of them may be at home, or on their way, since the report.
+            let mut left = PageMap::default();
+            for (pages, ()) in of.rows.iter() {
+                let there = known.record.rows.within(pages);
+                for (part, _) in there.filter(|(_, placed)| placed.at.id() == at) {
+                    left.insert(part, ());
+                }
+            }
+            for record in self.open().map(|of| &of.record).filter(|it| it.home == *home) {
+                left.remove(&record.pages);
+            }
+            rows.extend(left.iter().map(|(pages, ())| (*home, pages.clone())));
+        }
         rows.sort_by_key(|(_, pages)| std::cmp::Reverse(pages.end - pages.start));
         rows
     }
