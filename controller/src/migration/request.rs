@@ -378,20 +378,9 @@ impl Migrations {
         wanted: &Wanted,
         is_here: bool,
     ) -> Result<Vec<Range<u64>>, MigrateError> {
-        // The arena that lost its contents may have been larger.
-        let shard_pages = match is_here {
-            true => server.capacity_pages / u64::from(server.shard_count.max(1)) / LINE * LINE,
-            false => SHARD,
-        };
         let shards = if is_here { u64::from(server.shard_count) } else { u64::from(u8::MAX) + 1 };
-        let all_shards = (0..shards).map(|shard| {
-            let first = shard * SHARD;
-            first..first + shard_pages.min(SHARD)
-        });
-        let Some(Range { start, end }) = wanted.pages.clone() else {
-            return Ok(all_shards.collect());
-        };
-        // A shard has addresses for twice its memory: what is allocated after other lines moved away may be there.
+        // A shard has addresses for twice its memory: what is allocated after other lines moved away may be there. The arena
+        // that lost its contents may have been larger.
         let of_memory = server.capacity_pages / u64::from(server.shard_count.max(1));
         let of_memory = of_memory.min(SHARD);
         let addresses = match is_here {
@@ -402,6 +391,9 @@ impl Migrations {
             let first = shard * SHARD;
             first..first + addresses.min(SHARD)
         });
+        let Some(Range { start, end }) = wanted.pages.clone() else {
+            return Ok(all_shards.collect());
+        };
         let error = || MigrateError::OutOfRange {
             server: server.name.clone(),
             first: start,

@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Create memory, work on it until the time is over or Ctrl-C, and check every byte; it may move meanwhile.
 ///
 /// Reports readiness (sd_notify) when the memory is written and the work begins. Ends with 1 if an operation failed or a
-/// byte was wrong. Memory of which parts were moved cannot be freed by this command, and is named then.
+/// byte was wrong. Memory that cannot be freed at the end, because a server is away, is named.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Moving {
     /// The memory servers that have the memory first, by name or id; without this option all
