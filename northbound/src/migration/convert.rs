@@ -561,7 +561,7 @@ mod tests {
             Report::Dismissed { home: NodeId(1), incarnation: 6 },
             Report::Sealed(true),
             Report::Sealed(false),
-            Report::Free { home, pages: vec![8..24] },
+            Report::Free { home, pages: vec![8..24, 32..40] },
             Report::Free { home, pages: Vec::new() },
             Report::Forgotten(7),
             Report::Learned { home, version: 3 },
