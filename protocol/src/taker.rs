@@ -413,7 +413,8 @@ impl Taker {
     pub fn poll_timeout(&self) -> Option<Timestamp> {
         let waits = self.slots.iter().filter(|slot| matches!(slot.step, Step::Take | Step::Keep));
         let takes = self.is_begun && !self.is_stopped && self.counts.left > 0;
-        let rest = self.pace.rest_until().filter(|_| takes);
+        // A line in doubt also waits for the end of the rest.
+        let rest = self.pace.rest_until().filter(|_| takes || !self.doubts.is_empty());
         waits.map(|slot| slot.at).chain(rest).min()
     }
 

@@ -115,6 +115,11 @@ impl Transfers {
         Self { own, dues: Vec::new(), reported: BTreeMap::new(), unsent: VecDeque::new() }
     }
 
+    /// Whether nothing is to be done until an order arrives.
+    pub(super) fn is_idle(&self) -> bool {
+        self.dues.is_empty() && self.unsent.is_empty()
+    }
+
     /// Follows the orders that arrived, and reports what is known. `send` returns whether a report was sent.
     pub(super) fn drive(
         &mut self,
