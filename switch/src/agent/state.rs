@@ -5,10 +5,12 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use bluebridge_p4::pipeline::{Counter, DropReason, Key};
 use bluebridge_p4::proto::p4::v1;
+use tokio::sync::Notify;
 
 use super::arbitration::Arbitration;
 use super::forwarding::Pipeline;
@@ -32,6 +34,8 @@ pub(super) struct AgentState {
     pub(super) drops_offset: [u64; DropReason::ALL.len()],
     /// The keys of entries with an idle timeout.
     pub(super) timed: HashSet<Key>,
+    /// Notified when there is a further one.
+    pub(super) timed_added: Arc<Notify>,
     /// When the controller was last notified that an entry is idle.
     pub(super) idle_notified: HashMap<Key, Instant>,
     /// Packet-ins that no primary received.
@@ -50,6 +54,7 @@ impl AgentState {
             session: None,
             drops_offset: [0; DropReason::ALL.len()],
             timed: HashSet::new(),
+            timed_added: Arc::default(),
             idle_notified: HashMap::new(),
             packet_ins_lost: 0,
         };

@@ -347,6 +347,24 @@ async fn what_the_soft_pipeline_holds_outlives_the_agent() {
     restart(Box::new(Cabled::new()), |plane| plane).await;
 }
 
+#[tokio::test]
+async fn an_idle_entry_is_noticed_also_if_none_was_there_for_a_while() {
+    let running = Running::start(Box::new(Cabled::new())).await;
+    let mut client = Client::primary(&running).await;
+    for page in [2, 3] {
+        // Longer than the agent needs to see that no entry can become idle.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let timed = Entry { idle_timeout: Some(Duration::from_millis(200)), ..redirect(page) };
+        client.write(Type::Insert, std::slice::from_ref(&timed)).await.unwrap();
+        let Received::IdleTimeoutNotification(idle) = client.next_message().await else {
+            panic!("an idle notification was expected")
+        };
+        assert_eq!(idle.table_entry.len(), 1);
+        client.write(Type::Delete, &[timed]).await.unwrap();
+    }
+    running.stop().await;
+}
+
 /// A request of node 7 to node 2, as the packet-out of port 1.
 fn request() -> v1::PacketOut {
     let frame = UdpFrame {
