@@ -230,7 +230,7 @@ async fn serve(
     }
     let _ = stop.send(());
     let closed = Status::unavailable("the switch agent is shutting down");
-    let _ = executor.run(move |state| state.arbitration.close_all(&closed)).await;
+    let _ = executor.run(move |state| state.close_streams(&closed)).await;
     // Connections that do not end in time are closed with the server.
     match tokio::time::timeout(DRAIN, server).await {
         Ok(ended) => Ok(ended?),

@@ -28,7 +28,12 @@ impl P4Runtime for P4RuntimeService {
 
     async fn write(&self, request: Request<v1::WriteRequest>) -> Answer<v1::WriteResponse> {
         let request = request.into_inner();
-        self.executor.run(move |state| state.write(&request)).await??;
+        let written = self.executor.run(move |state| {
+            let written = state.write(&request);
+            state.note_change();
+            written
+        });
+        written.await??;
         Ok(Response::new(v1::WriteResponse {}))
     }
 
@@ -44,7 +49,12 @@ impl P4Runtime for P4RuntimeService {
         request: Request<v1::SetForwardingPipelineConfigRequest>,
     ) -> Answer<v1::SetForwardingPipelineConfigResponse> {
         let request = request.into_inner();
-        self.executor.run(move |state| state.set_pipeline(request)).await??;
+        let set = self.executor.run(move |state| {
+            let set = state.set_pipeline(request);
+            state.note_change();
+            set
+        });
+        set.await??;
         Ok(Response::new(v1::SetForwardingPipelineConfigResponse {}))
     }
 
