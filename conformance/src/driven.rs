@@ -74,7 +74,7 @@ impl Driven {
             match self.runtime.block_on(event) {
                 Err(_) => return Ok(found),
                 Ok(SwitchEvent::Broken(error)) => return Err(error.to_string()),
-                Ok(SwitchEvent::PortsChanged) => {}
+                Ok(SwitchEvent::PortsChanged | SwitchEvent::TablesChanged) => {}
                 Ok(SwitchEvent::PacketIns { packets, .. }) => {
                     found.extend(packets.into_iter().map(|it| (it.ingress_port, it.frame)));
                 }

@@ -653,6 +653,13 @@ impl Core {
         due.min()
     }
 
+    /// Whether nothing is due before [`Self::poll_timeout`].
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        let mut attached = self.nodes.values().filter(|node| node.record.attached);
+        attached.all(|node| node.live) && self.migrations.is_quiet()
+    }
+
     /// Ignores missing heartbeats for a time in which this controller was stopped and received nothing.
     pub fn excuse_silence(&mut self, now: Instant, stalled: Duration) {
         for node in self.nodes.values_mut() {

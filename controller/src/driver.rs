@@ -159,6 +159,8 @@ pub struct Capabilities {
     pub batch_max: usize,
     /// Whether the switch itself ends expired entries and reports their remaining time.
     pub keeps_time: bool,
+    /// Whether [`SwitchEvent::TablesChanged`] follows each change of its pipeline and its tables by any client.
+    pub announces_changes: bool,
 }
 
 /// Whether a switch kept its tables.
@@ -208,6 +210,8 @@ pub enum SwitchEvent {
     },
     /// Ports were added, removed or changed; [`SwitchDriver::ports`] lists them.
     PortsChanged,
+    /// The pipeline or the tables may have changed, also by this controller, or changes are announced no more.
+    TablesChanged,
 }
 
 /// A connection to a switch, on which this controller is the primary.

@@ -37,6 +37,7 @@ use bluebridge_northbound::proto::{
 use bluebridge_northbound::tls::TlsFileError;
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
+use tokio::task::{JoinError, JoinSet};
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
@@ -238,6 +239,11 @@ impl Controller {
             },
         );
         tokio::pin!(serving);
+        // Tasks, so that they run where the timers and the connections do: waking another thread would cost more than
+        // what they do. They end with this set.
+        let mut tending = JoinSet::new();
+        tending.spawn(Arc::clone(&shared).run_core());
+        tending.spawn(rebalancing);
         let outcome = tokio::select! {
             () = shutdown => Ok(()),
             (error, ..) = select_all(reconcilers) => {
@@ -246,8 +252,10 @@ impl Controller {
                 }
                 Err(ControllerError::Switch(error))
             }
-            error = Arc::clone(&shared).run_core() => Err(ControllerError::Store(error)),
-            error = rebalancing => Err(ControllerError::Store(error)),
+            Some(ended) = tending.join_next() => {
+                // A panic of either was one of this function's before.
+                Err(ControllerError::Store(ended.unwrap_or_else(resume)))
+            }
             error = shared.failed() => Err(ControllerError::Store(error)),
             never = notify_installed(&shared, self.installed) => match never {},
             served = &mut serving => {
@@ -261,6 +269,14 @@ impl Controller {
         // Open watches would keep the server running without limit.
         drop(tokio::time::timeout(FAREWELL, serving).await);
         outcome
+    }
+}
+
+/// Passes on the panic of a task.
+fn resume<T>(error: JoinError) -> T {
+    match error.try_into_panic() {
+        Ok(panic) => std::panic::resume_unwind(panic),
+        Err(error) => unreachable!("nobody cancels it: {error}"),
     }
 }
 

@@ -448,6 +448,19 @@ impl Migrations {
         self.all.get(&id).map(|of| &of.record)
     }
 
+    /// Whether time alone changes nothing here: no migration is open, and every server is there and undisturbed.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        let Self { losses, drains, deputies, returning, hung, .. } = self;
+        let is_undisturbed = losses.is_empty() && drains.is_empty() && deputies.is_empty();
+        let is_there = |server: &Server| server.link.is_some() && server.away_since.is_none();
+        is_undisturbed
+            && returning.is_empty()
+            && hung.is_empty()
+            && self.open().next().is_none()
+            && self.servers.values().all(is_there)
+    }
+
     fn open(&self) -> impl Iterator<Item = &Migration> {
         self.all.values().filter(|of| of.record.is_open())
     }

@@ -10,7 +10,7 @@ use std::mem::Discriminant;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::core::{Endpoints, GROUP_PORTS_MAX, MovedUse, Ports, Tables};
@@ -26,6 +26,8 @@ use crate::store::{ElectionId, StoreError};
 pub struct Timing {
     /// The interval at which the pipeline and all tables are read back.
     pub check_interval: Duration,
+    /// The same while the switch announces each change, and has announced none: in case they were changed behind it.
+    pub quiet_interval: Duration,
     /// Time limit of any call of a driver.
     pub call_deadline: Duration,
     /// The first wait after a failure; doubles up to `retry_max`.
@@ -38,6 +40,7 @@ impl Default for Timing {
     fn default() -> Self {
         Self {
             check_interval: Duration::from_millis(400),
+            quiet_interval: Duration::from_secs(10),
             call_deadline: Duration::from_secs(10),
             retry_min: Duration::from_millis(50),
             retry_max: Duration::from_millis(250),
@@ -132,6 +135,10 @@ pub struct SwitchView {
     pub counts: SwitchCounts,
     /// The state of leases.
     pub leases: LeaseView,
+    /// Notified by who wants the switch to be read now.
+    pub look: Arc<Notify>,
+    /// When it can be read again. Before that, the last reading is new.
+    pub next_look: Option<std::time::Instant>,
 }
 
 /// The state of leases and redirects.
@@ -191,6 +198,10 @@ pub struct Reconciler<C> {
     problems: Vec<Discriminant<DriverError>>,
     /// Whether it was logged that the tables are in sync.
     is_known_good: bool,
+    /// When the switch is read again if nobody changes or wants anything, and if somebody does.
+    next_check: Instant,
+    next_look: Instant,
+    look: Arc<Notify>,
 }
 
 impl<C: SwitchConnector> Reconciler<C> {
@@ -203,7 +214,10 @@ impl<C: SwitchConnector> Reconciler<C> {
         desired: watch::Receiver<Desired>,
     ) -> (Self, watch::Receiver<SwitchView>) {
         let uri = connector.uri();
-        let (view, seen) = watch::channel(SwitchView { uri, ..SwitchView::default() });
+        let look = Arc::<Notify>::default();
+        let start = SwitchView { uri, look: Arc::clone(&look), ..SwitchView::default() };
+        let (view, seen) = watch::channel(start);
+        let now = Instant::now();
         let (try_count, refused_before) = (0, false);
         let reconciler = Self {
             connector,
@@ -218,6 +232,9 @@ impl<C: SwitchConnector> Reconciler<C> {
             differs: false,
             problems: Vec::new(),
             is_known_good: false,
+            next_check: now,
+            next_look: now,
+            look,
         };
         (reconciler, seen)
     }
@@ -372,7 +389,7 @@ impl<C: SwitchConnector> Reconciler<C> {
     }
 
     async fn serve(&mut self, driver: &mut dyn SwitchDriver) -> Result<Infallible, DriverError> {
-        let mut next_check = self.check(driver, true).await?;
+        self.check(driver, true).await?;
         let mut retry = self.timing.retry_min;
         self.refused_before = false;
         loop {
@@ -380,8 +397,8 @@ impl<C: SwitchConnector> Reconciler<C> {
             self.redirects.set_endpoints(&desired.endpoints);
             if desired.ports != self.view.borrow().ports {
                 // The core will receive these ports and compute new tables.
-                if self.wait(driver, next_check).await? {
-                    next_check = self.check(driver, false).await?;
+                if self.wait(driver).await? {
+                    self.check(driver, false).await?;
                 }
                 continue;
             }
@@ -398,23 +415,21 @@ impl<C: SwitchConnector> Reconciler<C> {
                 retry = self.timing.retry_min;
             } else {
                 self.refused_before = true;
-                next_check = Instant::now() + retry;
+                self.next_check = Instant::now() + retry;
                 retry = (retry * 2).min(self.timing.retry_max);
             }
-            if self.wait(driver, next_check).await? {
-                next_check = self.check(driver, false).await?;
+            if self.wait(driver).await? {
+                self.check(driver, false).await?;
             }
         }
     }
 
     /// Processes redirects until there is other work; returns whether that is the next check.
     /// Other work is checked after each batch.
-    async fn wait(
-        &mut self,
-        driver: &mut dyn SwitchDriver,
-        next_check: Instant,
-    ) -> Result<bool, DriverError> {
+    async fn wait(&mut self, driver: &mut dyn SwitchDriver) -> Result<bool, DriverError> {
+        let look = Arc::clone(&self.look);
         loop {
+            let next_check = self.next_check;
             let due = self.redirects.poll_timeout().map_or(next_check, Instant::from_std);
             let has_updates = self.redirects.has_updates();
             tokio::select! {
@@ -425,10 +440,13 @@ impl<C: SwitchConnector> Reconciler<C> {
                 },
                 () = sleep_until(next_check) => return Ok(true),
                 () = sleep_until(due) => self.redirects.handle_timeout(Instant::now().into_std()),
+                () = look.notified() => self.next_check = next_check.min(self.next_look),
                 () = std::future::ready(()), if has_updates => self.write_redirects(driver).await?,
                 event = driver.next_event() => match event {
                     SwitchEvent::Broken(error) => return Err(error),
                     SwitchEvent::PortsChanged => self.read_ports(driver).await?,
+                    // Perhaps before the last reading, or by this controller; it must be seen to be known.
+                    SwitchEvent::TablesChanged => self.next_check = next_check.min(self.next_look),
                     SwitchEvent::PacketIns { packets, lost } => self.handle_packet_ins(&packets, lost),
                 },
             }
@@ -506,12 +524,12 @@ impl<C: SwitchConnector> Reconciler<C> {
         Ok(())
     }
 
-    /// Ensures the pipeline and reads everything; returns the time of the next check.
+    /// Ensures the pipeline and reads everything; sets the time of the next check.
     async fn check(
         &mut self,
         driver: &mut dyn SwitchDriver,
         first: bool,
-    ) -> Result<Instant, DriverError> {
+    ) -> Result<(), DriverError> {
         let (began, deadline) = (Instant::now(), self.timing.call_deadline);
         let pipeline = within(deadline, "the pipeline", driver.ensure_pipeline()).await?;
         self.read_ports(driver).await?;
@@ -528,6 +546,8 @@ impl<C: SwitchConnector> Reconciler<C> {
             self.differences(redirect_differences, &installed.tables)
         };
         self.log_differences(differences, words.as_deref().unwrap_or_default());
+        let least = began.elapsed() * CHECK_SHARE;
+        self.next_look = Instant::now() + self.timing.check_interval.max(least);
         self.view.send_modify(|view| {
             view.counts.differing_readings += u64::from(differences != 0);
             if words.is_some() {
@@ -539,9 +559,15 @@ impl<C: SwitchConnector> Reconciler<C> {
             view.leases = leases(&self.redirects);
             view.installed = Arc::new(installed);
             view.read_at = Some(now);
+            view.next_look = Some(self.next_look.into_std());
         });
-        let pause = self.timing.check_interval.max(began.elapsed() * CHECK_SHARE);
-        Ok(Instant::now() + pause)
+        // Differences may be made again and again, behind a switch that announces changes.
+        let is_quiet = driver.capabilities().announces_changes && differences == 0;
+        self.next_check = match is_quiet {
+            true => Instant::now() + self.timing.quiet_interval.max(least),
+            false => self.next_look,
+        };
+        Ok(())
     }
 
     /// The differences between the tables that the switch acknowledged and those that were found: their number, and

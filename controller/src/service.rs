@@ -32,6 +32,9 @@ pub(crate) use operations::Operators;
 /// How long a join waits for the switch to have the endpoint's entries.
 const INSTALL_WAIT: Duration = Duration::from_secs(1);
 
+/// How long a newer reading of the switches is waited for.
+pub(crate) const READING_WAIT: Duration = Duration::from_millis(500);
+
 /// The most watchers.
 const WATCHERS_MAX: usize = 64;
 
@@ -224,6 +227,7 @@ impl Controller for Northbound {
         request: Request<proto::StatusRequest>,
     ) -> Result<Response<proto::StatusResponse>, Status> {
         let with_entries = request.into_inner().entries;
+        self.shared.read_switches(READING_WAIT).await;
         let switches = self.shared.switches();
         let (nodes, policy, names) = self
             .shared

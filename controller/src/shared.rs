@@ -41,6 +41,10 @@ pub(crate) struct SharedState {
     altered: broadcast::Sender<NodeId>,
     /// The version of the orders of migrations that are due.
     orders: watch::Sender<u64>,
+    /// Whether nothing is due in the core before its timeout.
+    is_quiet: watch::Sender<bool>,
+    /// Whether memory moves by itself, or an operator asks what would.
+    rebalances: watch::Sender<bool>,
     failure: watch::Sender<Option<Arc<StoreError>>>,
     pub(crate) counts: CallCounts,
     pub(crate) started: Instant,
@@ -77,6 +81,8 @@ impl SharedState {
             switches,
             altered: broadcast::channel(WATCH_BACKLOG).0,
             orders: watch::channel(0).0,
+            is_quiet: watch::channel(false).0,
+            rebalances: watch::channel(true).0,
             failure: watch::channel(None).0,
             counts: CallCounts::default(),
             started: now,
@@ -141,6 +147,11 @@ impl SharedState {
             // What orders follow from is on disk now.
             let version = core.migrations().version();
             this.orders.send_if_modified(|known| std::mem::replace(known, version) != version);
+            let rebalances = core.rebalances(Instant::now());
+            this.rebalances
+                .send_if_modified(|known| std::mem::replace(known, rebalances) != rebalances);
+            let is_quiet = core.is_quiet();
+            this.is_quiet.send_if_modified(|known| std::mem::replace(known, is_quiet) != is_quiet);
             Ok(result)
         });
         task.await.unwrap_or_else(|error| Err(Arc::new(StoreError::Io(error.to_string()))))
@@ -177,6 +188,11 @@ impl SharedState {
     /// A receiver that learns when other orders of migrations may be due.
     pub(crate) fn orders(&self) -> watch::Receiver<u64> {
         self.orders.subscribe()
+    }
+
+    /// A receiver that learns when memory begins to move by itself.
+    pub(crate) fn rebalances(&self) -> watch::Receiver<bool> {
+        self.rebalances.subscribe()
     }
 
     /// Waits until every switch has the present desired state, at most for `limit`.
@@ -221,6 +237,30 @@ impl SharedState {
         self.switches.iter().map(both).collect()
     }
 
+    /// Has the switches read again whose last reading is not new any more, and waits for that, at most for `limit`.
+    pub(crate) async fn read_switches(&self, limit: Duration) {
+        let now = Instant::now();
+        let reading = async {
+            for switch in &self.switches {
+                let mut view = switch.view.clone();
+                let before = {
+                    let view = view.borrow();
+                    if view.next_look.is_none_or(|at| now < at) {
+                        continue;
+                    }
+                    view.look.notify_one();
+                    view.read_at
+                };
+                // The controller ends if its loop has ended.
+                let is_over = |view: &SwitchView| {
+                    view.read_at != before || view.state == SwitchState::Disconnected
+                };
+                let _ = view.wait_for(is_over).await;
+            }
+        };
+        let _ = tokio::time::timeout(limit, reading).await;
+    }
+
     /// Waits until a switch has other ports than these.
     async fn other_ports(&self, known: &[Ports]) -> Result<(), watch::error::RecvError> {
         let waits = self.switches.iter().zip(known).map(|(switch, known)| {
@@ -231,9 +271,14 @@ impl SharedState {
     }
 
     /// Advances the core's time, and passes the switches' ports to it.
+    ///
+    /// While everything is in order, only missing heartbeats are expected, and their time is known. It sleeps less than
+    /// an interval of heartbeats even then: how long this process was stopped shows at the end of a sleep, and is
+    /// excused before nodes count as silent.
     pub(crate) async fn run_core(self: Arc<Self>) -> Arc<StoreError> {
         let pace = self.look(|core| core.config().heartbeat_interval).await / 4;
         let pace = pace.max(Duration::from_millis(10));
+        let mut is_quiet = self.is_quiet.subscribe();
         let mut missing_before = Vec::new();
         let mut retried = Instant::now();
         let mut due = Instant::now();
@@ -276,13 +321,23 @@ impl SharedState {
                 }
                 Err(error) => return error,
             }
+            let was_quiet = *is_quiet.borrow_and_update();
             // The views change with every update, their ports rarely.
-            let ports = self.look(|core| core.all_ports().to_vec()).await;
-            due = Instant::now() + pace;
-            let other_ports = self.other_ports(&ports);
-            if matches!(tokio::time::timeout(pace, other_ports).await, Ok(Err(_))) {
-                // The loop over a switch has ended, and the controller will end soon.
-                tokio::time::sleep(pace).await;
+            let (ports, timeout) =
+                self.look(|core| (core.all_ports().to_vec(), core.poll_timeout())).await;
+            let now = Instant::now();
+            due = now + if was_quiet { pace * 3 } else { pace };
+            if let Some(timeout) = timeout {
+                // One that has passed leads to nothing more.
+                due = due.min(timeout.max(now + pace));
+            }
+            tokio::select! {
+                () = tokio::time::sleep_until(due.into()) => {}
+                Ok(()) = is_quiet.changed() => {}
+                found = self.other_ports(&ports) => if found.is_err() {
+                    // The loop over a switch has ended, and the controller will end soon.
+                    tokio::time::sleep(pace).await;
+                },
             }
         }
     }

@@ -24,6 +24,13 @@ struct OfSpace {
     selector: u32,
 }
 
+impl OfSpace {
+    /// Whether another space may have its place; `is_freed` says of which spaces allocations are freed.
+    fn has_ended(&self, is_freed: impl Fn(Space) -> bool) -> bool {
+        self.freer.is_idle() && !is_freed(self.freer.space())
+    }
+}
+
 /// The allocations that one shard frees, of which parts are at other servers.
 pub(crate) struct Freeings {
     identity: Identity,
@@ -61,8 +68,8 @@ impl Freeings {
         store: &mut S,
     ) -> Result<(), TransmitError> {
         let spaces: Vec<Space> = responder.freeings().map(|of| of.space).collect();
-        for space in spaces {
-            self.attend(space);
+        for space in &spaces {
+            self.attend(*space, &spaces);
         }
         for OfSpace { freer, requester, .. } in &mut self.spaces {
             requester.handle_timeout(now);
@@ -76,14 +83,14 @@ impl Freeings {
         Ok(())
     }
 
-    /// Makes a requester for a space, if there is none and there is room.
-    fn attend(&mut self, space: Space) {
+    /// Makes a requester for a space, if there is none and there is room: for those of `all`, allocations are freed.
+    fn attend(&mut self, space: Space, all: &[Space]) {
         if self.spaces.iter().any(|of| of.freer.space() == space) {
             return;
         }
         let is_used = |number: &u32| self.spaces.iter().any(|of| of.selector & 0xff == *number);
         let Some(number) = (0..SPACES_MAX).find(|number| !is_used(number)) else {
-            let idle = self.spaces.iter().position(|of| of.freer.is_idle());
+            let idle = self.spaces.iter().position(|of| of.has_ended(|space| all.contains(&space)));
             if let Some(idle) = idle {
                 let OfSpace { selector, .. } = self.spaces.swap_remove(idle);
                 self.insert(space, selector);
@@ -106,8 +113,100 @@ impl Freeings {
     }
 
     /// When [`Self::drive`] is to be called again, if nothing arrives before.
-    pub(crate) fn poll_timeout(&self) -> Option<Timestamp> {
+    pub(crate) fn poll_timeout(&self, responder: &Responder) -> Option<Timestamp> {
+        // A space that found no place gets that of another one as soon as the other has ended.
+        let waits = |space| self.spaces.iter().all(|of| of.freer.space() != space);
+        let is_freed = |space| responder.freeings().any(|of| of.space == space);
+        if responder.freeings().any(|of| waits(of.space))
+            && self.spaces.iter().any(|of| of.has_ended(is_freed))
+        {
+            return Some(Timestamp::ZERO);
+        }
         let due = self.spaces.iter().filter(|of| !of.freer.is_idle());
         due.flat_map(|of| [of.requester.poll_timeout(), of.freer.poll_timeout()]).flatten().min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use bluebridge_protocol::responder::Config;
+    use bluebridge_transport::memory::{Hub, MemoryTransport};
+    use bluebridge_wire::{NodeId, UDP_PORT};
+
+    use super::*;
+    use crate::{Arena, ArenaConfig, ShardMemory};
+
+    const SERVER: NodeId = NodeId(9);
+    const OTHER: NodeId = NodeId(30);
+    const LINE: u64 = 8;
+
+    /// A shard that has given away one allocation of each of so many spaces, and frees them.
+    struct World {
+        transport: MemoryTransport,
+        responder: Responder,
+        store: Arena,
+        freeings: Freeings,
+    }
+
+    impl World {
+        fn new(spaces: Range<u16>) -> Self {
+            let transport = Hub::new(16).attach(UDP_PORT, &[]).expect("it is the first");
+            let now = transport.now();
+            let spaces: Vec<_> = spaces.map(Space).collect();
+            let config = Config { spaces: spaces.clone(), ..Config::new(spaces[0], SERVER, 1, 5) };
+            let mut responder = Responder::new(&config).expect("a valid configuration");
+            let memory = ShardMemory::from(crate::Memory::heap(spaces.len() * 8 * 4096));
+            let mut store = Arena::open(&ArenaConfig::default(), memory).expect("it is empty");
+            responder.begin(now, &mut store);
+            for space in spaces {
+                let grant = store.create(space, 8).expect("there is room");
+                store.complete(grant.location);
+                let first = grant.location.page();
+                responder.add_moved(first..first + LINE, OTHER).expect("there is room");
+                let purged = responder.purge(now, space, grant, &mut store).expect("no replies");
+                assert!(purged.is_ok(), "{purged:?}");
+            }
+            let identity =
+                Identity { node: SERVER, incarnation: 1, shard: 0, piece_bytes: 4096, seed: 1 };
+            Self { transport, responder, store, freeings: Freeings::new(identity) }
+        }
+
+        fn drive(&mut self) {
+            let now = self.transport.now();
+            let machines = (&mut self.transport, &mut self.responder);
+            let driven = self.freeings.drive(now, machines, &Deputies::default(), &mut self.store);
+            driven.expect("the carrier works");
+        }
+
+        fn is_due(&self) -> bool {
+            let due = self.freeings.poll_timeout(&self.responder);
+            due.is_some_and(|due| due <= self.transport.now())
+        }
+
+        /// Spaces whose allocations wait for a requester.
+        fn waiting(&self) -> Vec<Space> {
+            let spaces = self.responder.freeings().map(|of| of.space);
+            let has =
+                |space: &Space| self.freeings.spaces.iter().any(|of| of.freer.space() == *space);
+            spaces.filter(|space| !has(space)).collect()
+        }
+    }
+
+    #[test]
+    fn a_space_that_waits_for_a_requester_is_due_as_soon_as_another_has_ended() {
+        let last = u16::try_from(SPACES_MAX).expect("few spaces") + 1;
+        let mut world = World::new(1..last + 1);
+        world.drive();
+        assert_eq!(world.waiting(), [Space(last)]);
+        assert!(!world.is_due(), "requests are under way, and there is no place");
+        let World { responder, store, freeings, transport } = &mut world;
+        let first = responder.freeings().find(|of| of.space == Space(1)).expect("it is freed");
+        responder.hand_over(transport.now(), first.id, store);
+        freeings.spaces[0].freer = Freer::new(Space(1));
+        assert!(world.is_due(), "though nothing of another server is expected");
+        world.drive();
+        assert_eq!(world.waiting(), []);
     }
 }

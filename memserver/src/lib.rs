@@ -9,7 +9,8 @@
 //! * [`migration`]: the lines that a shard takes from other servers; [`deputies`]: nodes that are gone, for which it answers.
 //! * [`direct`]: READs that a program in the kernel answers.
 //! * `sizes`: how many pages and lines a shard has; `extent_tree` finds free ones, `backlog` decides which request is next; [`memory`] and `reserve`
-//!   provide the bytes of an arena, [`statistics`] the counters of a shard.
+//!   provide the bytes of an arena, [`statistics`] the counters of a shard; [`watch`] tells an observer of a change that
+//!   it waits for.
 //!
 //! ```
 //! use bluebridge_memserver::{ServerConfig, run};
@@ -44,6 +45,7 @@ pub mod server;
 mod sizes;
 pub mod statistics;
 pub mod survey;
+pub mod watch;
 
 pub use arena::{Arena, ArenaConfig, ArenaUsage, Damaged};
 pub use kept::{ArenaFile, ArenaFileError, ShardMemory};

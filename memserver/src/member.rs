@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bluebridge_northbound::{
-    Assignment, Connection, Membership, Snapshot as RackSnapshot, migration::Contents,
+    Assignment, Caller, Connection, Membership, ServerReport, Snapshot as RackSnapshot,
+    migration::Contents,
 };
 use bluebridge_protocol::responder::Authority;
-use bluebridge_transport::Transport;
+use bluebridge_transport::Wakeable;
 use bluebridge_wire::{ArenaGeneration, Space};
 
 mod free_lines;
@@ -24,11 +25,12 @@ use crate::{
     serve::{Order, ServeError},
     server::OrderError,
     statistics::{self, Snapshot},
+    watch::{Bell, News},
 };
 use transfers::Transfers;
 
-/// How long [`Member::serve_until`] waits for changes before it checks the shards and `stop`.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// How often an order that a busy shard could not take is given again, and the work that an order began is looked at.
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The shortest interval between two log lines about refused and dropped requests.
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
@@ -78,6 +80,8 @@ pub struct Member {
     membership: Membership,
     server: Server,
     applied: Applied,
+    /// Whether more generations are expected, as all shards should know.
+    is_reserving: bool,
     /// The last reserved generation when more were first wanted, and the time.
     wanted_since: Option<(ArenaGeneration, Instant)>,
     /// The migrations in which it takes part.
@@ -105,17 +109,18 @@ impl Member {
         carriers: Vec<T>,
     ) -> Result<Self, StartError>
     where
-        T: Transport + Send + 'static,
+        T: Wakeable + Send + 'static,
     {
         let earlier = membership.earlier().to_vec();
         let server =
             crate::run_with(&ServerConfig { earlier, ..config.clone() }, reserved, carriers)?;
+        observe(&membership, &server);
         let range_epoch = config.authority.map_or(0, |authority| authority.range_epoch);
         let last_generation = config.last_generation;
         let applied = Applied { range_epoch, notices: false, last_generation, is_reserving: true };
         let transfers =
             Transfers::new(Contents { node: config.node, generation: config.generation });
-        Ok(Self { membership, server, applied, wanted_since: None, transfers })
+        Ok(Self { membership, server, applied, is_reserving: true, wanted_since: None, transfers })
     }
 
     /// The server.
@@ -130,11 +135,22 @@ impl Member {
         &self.membership
     }
 
-    /// Serves until `stop` returns true; it is called at least every 50 ms.
+    /// Lets other threads end the wait of [`Self::serve_until`], so that it calls `stop`.
+    #[must_use]
+    pub fn caller(&self) -> Caller {
+        self.membership.caller()
+    }
+
+    /// Serves until `stop` returns true. It is called after every event, and at least as often as `look` says; a change of
+    /// its result can be announced by a [`Caller`].
     ///
     /// # Errors
     /// [`MemberError`]; the server still responds to requests until [`Self::stop`].
-    pub fn serve_until(&mut self, mut stop: impl FnMut() -> bool) -> Result<(), MemberError> {
+    pub fn serve_until(
+        &mut self,
+        look: Duration,
+        mut stop: impl FnMut() -> bool,
+    ) -> Result<(), MemberError> {
         let mut rack = self.membership.snapshot();
         let mut refusals = RefusalLog::new(Instant::now());
         while !stop() {
@@ -143,8 +159,6 @@ impl Member {
             if refusals.is_due(Instant::now()) {
                 refusals.log(statistics::refusals(&self.server.statistics()));
             }
-            self.membership.report_free_pages(self.free_pages());
-            self.membership.report_direct_reads(operator::direct_reads(&self.server));
             while let Some(query) = self.membership.next_query() {
                 let node = self.membership.assignment().node;
                 let reply = operator::reply(query.query(), node, &self.server);
@@ -152,13 +166,25 @@ impl Member {
             }
             let Self { membership, server, transfers, .. } = self;
             transfers.drive(server, || membership.next_order(), |report| membership.report(report));
-            rack = self.membership.wait_newer(rack.version, POLL_INTERVAL);
+            let wait = self.wait(&rack, Instant::now()).min(refusals.time_left(Instant::now()));
+            rack = self.membership.wait_newer(rack.version, wait.min(look));
         }
         Ok(())
     }
 
-    fn free_pages(&self) -> u64 {
-        self.server.statistics().iter().map(|shard| shard.arena.free_pages).sum()
+    /// How long nothing is to be done, if nothing is announced before.
+    fn wait(&self, rack: &RackSnapshot, now: Instant) -> Duration {
+        let is_behind = rack.range_epoch != self.applied.range_epoch
+            || rack.last_generation > self.applied.last_generation
+            || rack.notices_wanted != self.applied.notices;
+        if is_behind || self.is_reserving != self.applied.is_reserving || !self.transfers.is_idle()
+        {
+            return RETRY_INTERVAL;
+        }
+        let overdue = self.wanted_since.filter(|_| self.applied.is_reserving);
+        let overdue = overdue.map(|(_, since)| since + RESERVE_TIMEOUT);
+        let due = [overdue, self.transfers.due(&self.server)].into_iter().flatten().min();
+        due.map_or(Duration::MAX, |due| due.saturating_duration_since(now))
     }
 
     /// Requests the arena generations that the shards want from the controller, and notifies the
@@ -170,6 +196,7 @@ impl Member {
         self.membership.report_wanted_generation(wanted);
         let last_generation = self.applied.last_generation;
         let is_reserving = !is_overdue(now, (last_generation, wanted), &mut self.wanted_since);
+        self.is_reserving = is_reserving;
         if is_reserving == self.applied.is_reserving
             || !is_ordered(self.server.set_reserving(is_reserving))?
         {
@@ -253,6 +280,21 @@ impl Member {
     }
 }
 
+/// Lets heartbeats report what the shards have, and the shards wake the member for what it must know at once.
+fn observe(membership: &Membership, server: &Server) {
+    let reported = server.reported();
+    membership.report_with(move || ServerReport {
+        free_pages: reported.free_pages(),
+        direct_reads: Some(operator::direct_reads(reported.direct_reads())),
+    });
+    let caller = membership.caller();
+    let bell: Bell = Arc::new(move |news| match news {
+        News::FreePages => caller.hurry(),
+        News::Ended | News::Generations => caller.call(),
+    });
+    server.tell(&bell);
+}
+
 /// Whether more generations than the last one were wanted for longer than [`RESERVE_TIMEOUT`]
 /// without success.
 fn is_overdue(
@@ -289,6 +331,10 @@ impl RefusalLog {
             self.next_at = now + REFUSAL_LOG_INTERVAL;
         }
         is_due
+    }
+
+    fn time_left(&self, now: Instant) -> Duration {
+        self.next_at.saturating_duration_since(now)
     }
 
     fn log(&mut self, refusals: BTreeMap<&'static str, u64>) {

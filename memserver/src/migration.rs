@@ -471,7 +471,8 @@ fn given<S: PageStore + ?Sized>(
 
 /// The pages at home of a range that are in none of others.
 fn without(range: &Adopted, others: &[Adopted]) -> Vec<Range<u64>> {
-    let mut left = Vec::from([range.first_page..range.first_page + range.page_count]);
+    let mut left: Vec<Range<u64>> =
+        core::iter::once(range.first_page..range.first_page + range.page_count).collect();
     for other in others {
         let end = other.first_page + other.page_count;
         left = left

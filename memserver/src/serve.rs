@@ -131,7 +131,8 @@ pub struct Idle {
     /// Time to poll without sleeping after the last request; `None`: learned, see [`Spin`]. It costs a core while there
     /// is work, and saves the wake-up, some 45 us on a virtual machine.
     pub spin: Option<Duration>,
-    /// The longest sleep: how late a stop or an order of the controller can be noticed.
+    /// The longest sleep. Orders and stops wake the loop, and everything else that becomes due has a time, so nothing
+    /// depends on this bound: should a wake-up ever be missing, it limits the delay.
     pub sleep: Duration,
     /// How long a stopping server still responds with SHUTTING_DOWN.
     pub grace: Duration,
@@ -139,7 +140,7 @@ pub struct Idle {
 
 impl Default for Idle {
     fn default() -> Self {
-        Self { spin: None, sleep: Duration::from_millis(20), grace: Duration::from_millis(100) }
+        Self { spin: None, sleep: Duration::from_secs(1), grace: Duration::from_millis(100) }
     }
 }
 
@@ -182,9 +183,9 @@ pub enum ServeError {
 /// How a server controls and observes the loop of a shard.
 #[derive(Debug)]
 pub struct ShardControl {
-    /// Set to end the loop.
+    /// Set to end the loop; who sets it wakes the carrier afterwards.
     pub stop: Arc<AtomicBool>,
-    /// Orders of the control plane; received after every wait.
+    /// Orders of the control plane; received after every wait. Who gives one wakes the carrier afterwards.
     pub orders: Receiver<Order>,
     /// Where the loop publishes its statistics.
     pub statistics: Arc<ShardStatistics>,
@@ -261,7 +262,7 @@ impl<T: Transport, S: Store> Shard<T, S> {
         let mut is_warned = false;
         let mut now = self.transport.now();
         loop {
-            if ends_at.is_none() && control.stop.load(Ordering::Relaxed) {
+            if ends_at.is_none() && control.stop.load(Ordering::Acquire) {
                 self.responder.begin_shutdown();
                 self.responder.publish(&self.store);
                 ends_at = Some(now + self.idle.grace);
@@ -339,11 +340,13 @@ impl<T: Transport, S: Store> Shard<T, S> {
         if count > 0 || self.store.tidy(TIDY_PAGES) > 0 {
             return Ok(count);
         }
+        // What follows from an order, or from the lines that it takes, may have been a reply.
+        self.flush(&control.statistics)?;
         self.publish(&control.statistics);
         let now = self.transport.now();
         let due = [self.responder.poll_timeout(), self.migrations.poll_timeout(), ends_at];
-        let due =
-            due.into_iter().chain([self.deputies.poll_timeout(), self.freeings.poll_timeout()]);
+        let freeings = self.freeings.poll_timeout(&self.responder);
+        let due = due.into_iter().chain([self.deputies.poll_timeout(), freeings]);
         let deadline = due.flatten().fold(now + self.idle.sleep, Ord::min);
         Ok(self.transport.receive(Wait::until(deadline))?)
     }

@@ -17,17 +17,18 @@ use std::{
 
 use bluebridge_northbound::migration::EarlierRow;
 use bluebridge_protocol::responder::{Authority, Config, ConfigError, Limits, Responder, Timers};
-use bluebridge_transport::Transport;
+use bluebridge_transport::{Wakeable, Waker};
 use bluebridge_wire::{ArenaGeneration, NodeId, Space, address::PAGE_BYTES};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::{
     Arena, ArenaConfig, Claim, Damaged, PageKind, Reservation, ReserveError, Reserved,
-    direct::{DirectMemory, DirectReads, NoDirectReads, ReadCounts},
+    direct::{Counters, DirectMemory, DirectReads, NoDirectReads, ReadCounts},
     migration::{self, MigrationCall, MigrationError, MigrationOrder, MigrationState},
     serve::{Idle, Order, ServeError, Shard, ShardControl},
     statistics::{ShardStatistics, Snapshot},
     survey::{Findings, Query, Survey},
+    watch::Bell,
 };
 
 /// Orders that may wait for a shard.
@@ -187,6 +188,11 @@ pub enum StartError {
     /// A thread could not be started.
     #[error("a thread of the memory server could not be started: {0}")]
     Thread(#[source] io::Error),
+    /// The system has no descriptor with which a carrier's sleep could be ended; raise the limit of open files.
+    #[error(
+        "no descriptor to wake a thread of the memory server: {0}; raise the limit of open files (ulimit -n)"
+    )]
+    Waker(#[source] io::Error),
 }
 
 /// An order could not be given to a shard.
@@ -229,7 +235,37 @@ pub enum MigrateError {
 struct RunningShard {
     thread: JoinHandle<Result<(), ServeError>>,
     orders: SyncSender<Order>,
+    /// Ends its sleep. Whatever it is to see must be there before.
+    waker: Waker,
     statistics: Arc<ShardStatistics>,
+}
+
+/// Notes that a shard's thread ends, also by a panic.
+struct Ending(Arc<ShardStatistics>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+/// Reads what is reported of a server with each heartbeat, from any thread, also after the server's end.
+#[derive(Clone, Debug)]
+pub(crate) struct Reported {
+    shards: Vec<Arc<ShardStatistics>>,
+    direct: Result<Arc<Counters>, String>,
+}
+
+impl Reported {
+    /// The free pages; from now on who observes the server is told when they are very different.
+    pub(crate) fn free_pages(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.read_free_pages()).sum()
+    }
+
+    /// The READs that the kernel answers and passes on, or why it answers none.
+    pub(crate) fn direct_reads(&self) -> Result<ReadCounts, &str> {
+        self.direct.as_ref().map(|counters| counters.counts()).map_err(String::as_str)
+    }
 }
 
 /// A running server. Dropping it stops it as [`Server::stop`] does.
@@ -248,7 +284,7 @@ pub struct Server {
 /// [`StartError`]; then nothing runs and no memory is held.
 pub fn run<T>(config: &ServerConfig, transports: Vec<T>) -> Result<Server, StartError>
 where
-    T: Transport + Send + 'static,
+    T: Wakeable + Send + 'static,
 {
     let reserved = config.reservation(shard_count(transports.len())?).reserve()?;
     run_with(config, reserved, transports)
@@ -264,7 +300,7 @@ pub fn run_with<T>(
     transports: Vec<T>,
 ) -> Result<Server, StartError>
 where
-    T: Transport + Send + 'static,
+    T: Wakeable + Send + 'static,
 {
     let count = transports.len();
     let shard_count = shard_count(count)?;
@@ -299,7 +335,7 @@ where
     let mut server = Server { shards: Vec::new(), stop, page_kind, direct, mapper: None };
     for (number, shard) in shards.into_iter().enumerate() {
         let core = config.cores.get(number).copied();
-        server.start(number, shard, core).map_err(StartError::Thread)?;
+        server.start(number, shard, core)?;
     }
     // Clients of an earlier process wait: so the shards serve before the kernel does.
     if let Ok(memory) = &reserved.direct {
@@ -349,21 +385,24 @@ impl Server {
         number: usize,
         mut shard: Shard<T, Arena>,
         core: Option<usize>,
-    ) -> io::Result<()>
+    ) -> Result<(), StartError>
     where
-        T: Transport + Send + 'static,
+        T: Wakeable + Send + 'static,
     {
         let (sender, orders) = sync_channel(ORDER_LIMIT);
         let statistics = Arc::<ShardStatistics>::default();
         let stop = Arc::clone(&self.stop);
         let control = ShardControl { stop, orders, statistics: Arc::clone(&statistics) };
-        let thread = Builder::new().name(format!("shard-{number}")).spawn(move || {
+        let waker = shard.transport.waker().map_err(StartError::Waker)?;
+        let spawned = Builder::new().name(format!("shard-{number}")).spawn(move || {
+            let _ending = Ending(Arc::clone(&control.statistics));
             if let Some(core) = core {
                 pin(core);
             }
             shard.serve(&control)
-        })?;
-        self.shards.push(RunningShard { thread, orders: sender, statistics });
+        });
+        let thread = spawned.map_err(StartError::Thread)?;
+        self.shards.push(RunningShard { thread, orders: sender, waker, statistics });
         Ok(())
     }
 
@@ -400,7 +439,7 @@ impl Server {
         u16::try_from(self.shards.len()).unwrap_or(u16::MAX)
     }
 
-    /// The statistics of every shard, at most a millisecond or a sleep old.
+    /// The statistics of every shard, at most a millisecond old.
     #[must_use]
     pub fn statistics(&self) -> Vec<Snapshot> {
         self.shards.iter().map(|shard| shard.statistics.snapshot()).collect()
@@ -410,10 +449,23 @@ impl Server {
     /// the reason.
     #[must_use]
     pub fn is_failed(&self) -> bool {
-        self.shards.iter().any(|shard| shard.thread.is_finished())
+        self.shards.iter().any(|shard| shard.statistics.has_ended())
     }
 
-    /// Gives an order to one shard, which executes it after its next wait.
+    /// Tells `bell` of what a server's observer waits for, from now on; only the first bell counts. Free pages are told
+    /// after they were read with [`Reported::free_pages`]. Read everything once afterwards.
+    pub(crate) fn tell(&self, bell: &Bell) {
+        self.shards.iter().for_each(|shard| shard.statistics.tell(Arc::clone(bell)));
+    }
+
+    /// What is reported of this server.
+    pub(crate) fn reported(&self) -> Reported {
+        let shards = self.shards.iter().map(|shard| Arc::clone(&shard.statistics)).collect();
+        let direct = self.direct.as_ref().map(DirectReads::counters).map_err(ToString::to_string);
+        Reported { shards, direct }
+    }
+
+    /// Gives an order to one shard, which executes it at once, or after what it is doing.
     ///
     /// # Errors
     /// [`OrderError`]; the order was not given.
@@ -422,7 +474,9 @@ impl Server {
         running.orders.try_send(order).map_err(|error| match error {
             TrySendError::Disconnected(_) => OrderError::Gone(shard),
             TrySendError::Full(_) => OrderError::Busy(shard),
-        })
+        })?;
+        running.waker.wake();
+        Ok(())
     }
 
     /// Makes one shard list or free allocations, and waits for the result.
@@ -500,7 +554,8 @@ impl Server {
     }
 
     fn end(&mut self) -> Result<Vec<Snapshot>, ServeError> {
-        self.stop.store(true, Ordering::Relaxed);
+        self.stop.store(true, Ordering::Release);
+        self.shards.iter().for_each(|shard| shard.waker.wake());
         self.direct = Err(NoDirectReads::Off);
         let mut first_error = Ok(());
         let mut snapshots = Vec::with_capacity(self.shards.len());

@@ -7,10 +7,16 @@ use bluebridge_protocol::responder::{Event, Responder};
 use bluebridge_transport::Counters;
 use bluebridge_wire::{ArenaGeneration, Fault, Status};
 
-use crate::ArenaUsage;
+use crate::{
+    ArenaUsage,
+    watch::{Bell, Watch},
+};
 
 /// States that are published beside events and statuses.
 const GAUGE_COUNT: usize = 13;
+
+/// The place of one of them.
+const FREE_PAGES: usize = 1;
 
 /// Counters of a carrier.
 const COUNTER_COUNT: usize = 13;
@@ -27,6 +33,7 @@ pub struct ShardStatistics {
     overload_drops: AtomicU64,
     orders_done: AtomicU64,
     orders_refused: AtomicU64,
+    watch: Watch,
 }
 
 impl Default for ShardStatistics {
@@ -40,6 +47,7 @@ impl Default for ShardStatistics {
             overload_drops: AtomicU64::new(0),
             orders_done: AtomicU64::new(0),
             orders_refused: AtomicU64::new(0),
+            watch: Watch::default(),
         }
     }
 }
@@ -192,6 +200,27 @@ impl ShardStatistics {
         for (shown, count) in self.transport.iter().zip(numbers_of(transport)) {
             shown.store(count, Ordering::Relaxed);
         }
+        self.watch.look(arena.free_pages, arena.wanted_generation.number().into());
+    }
+
+    /// Tells `bell` of news from now on; see [`Watch::tell`].
+    pub(crate) fn tell(&self, bell: Bell) {
+        self.watch.tell(bell);
+    }
+
+    /// The free pages, for who is told of news.
+    pub(crate) fn read_free_pages(&self) -> u64 {
+        self.watch.read_free_pages(&self.gauges[FREE_PAGES])
+    }
+
+    /// The thread of the shard ends.
+    pub(crate) fn end(&self) {
+        self.watch.end();
+    }
+
+    /// Whether the thread of the shard has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.watch.has_ended()
     }
 
     pub(crate) fn add_unsent(&self, count: usize) {

@@ -1,7 +1,7 @@
 //! The heartbeat thread: joins, sends heartbeats, leaves.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use bluebridge_wire::ArenaGeneration;
@@ -12,7 +12,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::attend::attend;
 use crate::error::MembershipError;
-use crate::membership::{Connection, Options, Shared, Snapshot};
+use crate::membership::{Connection, Options, ServerReport, Shared, Snapshot};
 use crate::migration::EarlierRow;
 use crate::proto;
 use crate::proto::controller_client::ControllerClient;
@@ -307,19 +307,15 @@ impl Member {
     /// Sends one heartbeat; returns the interval that the controller requests from now on.
     async fn heartbeat(&mut self, interval: Duration) -> Result<Option<Duration>, MembershipError> {
         let patience = interval.clamp(Duration::from_millis(200), CALL_DEADLINE);
+        let ServerReport { free_pages, direct_reads } = self.shared.server_report();
         let request = proto::HeartbeatRequest {
             node: self.assignment.node.0.into(),
             incarnation: self.assignment.incarnation,
             token: self.assignment.token.0.to_vec(),
-            free_pages: self.shared.free_pages.load(Ordering::Relaxed),
+            free_pages,
             memory_nodes_version: self.version,
             wanted_arena_generation: self.shared.wanted_generation.load(Ordering::Relaxed).into(),
-            direct_reads: self
-                .shared
-                .direct_reads
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone(),
+            direct_reads,
         };
         let response = match timeout(
             patience,

@@ -1,8 +1,9 @@
 //! A joined endpoint.
 
+use std::fmt;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -83,15 +84,28 @@ impl Default for Options {
     }
 }
 
+/// What a memory server reports with a heartbeat.
+#[derive(Clone, Debug, Default)]
+pub struct ServerReport {
+    /// Its free pages.
+    pub free_pages: u64,
+    /// The READs that the kernel answers.
+    pub direct_reads: Option<proto::DirectReads>,
+}
+
+/// Is asked by the heartbeat thread, before each heartbeat.
+type Reporter = Box<dyn Fn() -> ServerReport + Send + Sync>;
+
 /// The state shared by the heartbeat thread and the membership.
-#[derive(Debug)]
 pub(crate) struct Shared {
     snapshot: Mutex<Snapshot>,
     changed: Condvar,
+    /// [`Membership::wait_newer`] is to return.
+    is_called: AtomicBool,
     expulsion: Arc<OnceLock<Arc<str>>>,
-    pub(crate) free_pages: AtomicU64,
+    free_pages: AtomicU64,
     pub(crate) wanted_generation: AtomicU16,
-    pub(crate) direct_reads: Mutex<Option<proto::DirectReads>>,
+    reporter: OnceLock<Reporter>,
     pub(crate) heartbeat_count: AtomicU64,
     pub(crate) heartbeat_now: Notify,
     /// A heartbeat found the controller again.
@@ -107,10 +121,11 @@ impl Shared {
         Self {
             snapshot: Mutex::new(snapshot),
             changed: Condvar::new(),
+            is_called: AtomicBool::new(false),
             expulsion: Arc::default(),
             free_pages: AtomicU64::new(free_pages),
             wanted_generation: AtomicU16::new(0),
-            direct_reads: Mutex::default(),
+            reporter: OnceLock::new(),
             heartbeat_count: AtomicU64::new(0),
             heartbeat_now: Notify::new(),
             found_again: Notify::new(),
@@ -134,9 +149,26 @@ impl Shared {
         self.queries.is_empty() && self.orders.is_empty()
     }
 
+    /// What the next heartbeat reports.
+    pub(crate) fn server_report(&self) -> ServerReport {
+        match self.reporter.get() {
+            Some(reporter) => reporter(),
+            None => ServerReport {
+                free_pages: self.free_pages.load(Ordering::Relaxed),
+                direct_reads: None,
+            },
+        }
+    }
+
+    /// Lets the waiter return.
+    fn call(&self) {
+        self.is_called.store(true, Ordering::Relaxed);
+        self.wake();
+    }
+
     /// Wakes the waiters for changes.
     pub(crate) fn wake(&self) {
-        // A waiter checks for queries with the lock, so it sleeps or sees this one.
+        // A waiter checks for queries and calls with the lock, so it sleeps or sees this one.
         drop(self.lock());
         self.changed.notify_all();
     }
@@ -157,6 +189,33 @@ impl Shared {
         if change(&mut snapshot) {
             snapshot.version += 1;
             self.changed.notify_all();
+        }
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("snapshot", &self.snapshot).finish_non_exhaustive()
+    }
+}
+
+/// Lets other threads wake who waits for changes of a membership, and the heartbeat thread; without effect once the
+/// membership has ended.
+#[derive(Clone, Debug)]
+pub struct Caller(Weak<Shared>);
+
+impl Caller {
+    /// Makes [`Membership::wait_newer`] return: the call that waits now, or the next one.
+    pub fn call(&self) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.call();
+        }
+    }
+
+    /// Lets the next heartbeat be sent early, because the report has changed.
+    pub fn hurry(&self) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.heartbeat_now.notify_one();
         }
     }
 }
@@ -268,13 +327,16 @@ impl Membership {
         Arc::clone(&self.shared.expulsion)
     }
 
-    /// Waits until the snapshot is newer than `version` or there is a query or an order, at most for `timeout`;
-    /// returns the present one.
+    /// Waits until the snapshot is newer than `version`, there is a query or an order, or a [`Caller`] calls, at most for
+    /// `timeout`; returns the present one. For one thread at a time: only one learns of a call.
     #[must_use]
     pub fn wait_newer(&self, version: u64, timeout: Duration) -> Snapshot {
         let deadline = Instant::now() + timeout;
         let mut snapshot = self.shared.lock();
-        while snapshot.version <= version && self.shared.has_no_requests() {
+        while !self.shared.is_called.swap(false, Ordering::Relaxed)
+            && snapshot.version <= version
+            && self.shared.has_no_requests()
+        {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
@@ -319,9 +381,16 @@ impl Membership {
         }
     }
 
-    /// Reports the READs that the kernel answers, with the next heartbeat.
-    pub fn report_direct_reads(&self, report: proto::DirectReads) {
-        *self.shared.direct_reads.lock().unwrap_or_else(PoisonError::into_inner) = Some(report);
+    /// Lets each heartbeat report what `reporter` returns, instead of what [`Self::report_free_pages`] set. It is called
+    /// by the heartbeat thread, and must not wait; only the first one counts.
+    pub fn report_with(&self, reporter: impl Fn() -> ServerReport + Send + Sync + 'static) {
+        let _ = self.shared.reporter.set(Box::new(reporter));
+    }
+
+    /// Lets other threads wake who waits for changes.
+    #[must_use]
+    pub fn caller(&self) -> Caller {
+        Caller(Arc::downgrade(&self.shared))
     }
 
     /// Requests arena generations for a memory node's arena, up to `wanted`. The next heartbeat carries

@@ -418,7 +418,8 @@ impl Taker {
         let is_waiting = |slot: &&Slot| matches!(slot.step, Step::Take | Step::Stage | Step::Keep);
         let waits = self.slots.iter().filter(is_waiting);
         let takes = self.is_begun && !self.is_stopped && self.counts.left > 0;
-        let rest = self.pace.rest_until().filter(|_| takes);
+        // A line in doubt also waits for the end of the rest.
+        let rest = self.pace.rest_until().filter(|_| takes || !self.doubts.is_empty());
         waits.map(|slot| slot.at).chain(rest).min()
     }
 

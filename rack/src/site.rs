@@ -1,7 +1,8 @@
 //! Where racks can be built, and how building is cancelled.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::{fmt, mem};
 
 use bluebridge_switch::ebpf::EbpfSwitch;
 
@@ -72,18 +73,46 @@ impl Site {
 }
 
 /// A cancellation flag, checked between the steps of building.
-#[derive(Clone, Debug, Default)]
-pub struct Cancel(Arc<AtomicBool>);
+#[derive(Clone, Default)]
+pub struct Cancel(Arc<Flag>);
+
+#[derive(Default)]
+struct Flag {
+    is_set: AtomicBool,
+    /// To be called once it is set.
+    calls: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
+}
+
+impl fmt::Debug for Cancel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Cancel").field(&self.0.is_set).finish()
+    }
+}
 
 impl Cancel {
     /// Sets the flag.
     pub fn cancel(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.is_set.store(true, Ordering::SeqCst);
+        self.call();
     }
 
     /// Whether it is set.
     pub fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.is_set.load(Ordering::SeqCst)
+    }
+
+    /// Calls `call` once the flag is set: to wake a thread that waits for other things, too.
+    pub fn when_cancelled(&self, call: impl FnOnce() + Send + 'static) {
+        self.0.calls.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(call));
+        // It may have been set before the call was there.
+        if self.is_cancelled() {
+            self.call();
+        }
+    }
+
+    fn call(&self) {
+        let calls = mem::take(&mut *self.0.calls.lock().unwrap_or_else(PoisonError::into_inner));
+        calls.into_iter().for_each(|call| call());
     }
 
     /// An error if it is set.

@@ -17,7 +17,7 @@ use pcap_file::{DataLink, Endianness, PcapError, TsResolution};
 
 use crate::{
     Capabilities, Counters, Incoming, Outgoing, ReceiveError, Timestamp, TransmitError, Transport,
-    Wait,
+    Wait, Wakeable, Waker,
 };
 
 /// The longest packet of the file: no IPv6 packet is longer.
@@ -70,6 +70,12 @@ impl<T: Transport, W: Write> Capture<T, W> {
 
     fn time(&self) -> Duration {
         self.origin.saturating_add(self.inner.now().saturating_since(Timestamp::ZERO))
+    }
+}
+
+impl<T: Wakeable, W: Write> Wakeable for Capture<T, W> {
+    fn waker(&mut self) -> io::Result<Waker> {
+        self.inner.waker()
     }
 }
 

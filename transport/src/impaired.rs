@@ -78,6 +78,8 @@ pub struct Impaired<T> {
     passed_count: u64,
     spare: Vec<Vec<u8>>,
     counters: ImpairmentCounters,
+    /// Another thread may wake it.
+    has_waker: bool,
 }
 
 struct Held {
@@ -108,6 +110,7 @@ impl<T: Transport> Impaired<T> {
             passed_count: 0,
             spare: Vec::new(),
             counters: ImpairmentCounters::default(),
+            has_waker: false,
         }
     }
 
@@ -223,6 +226,7 @@ impl<T: Transport> Impaired<T> {
 
 impl<T: Wakeable> Wakeable for Impaired<T> {
     fn waker(&mut self) -> std::io::Result<Waker> {
+        self.has_waker = true;
         self.inner.waker()
     }
 }
@@ -286,9 +290,14 @@ impl<T: Transport> Transport for Impaired<T> {
             let until = self.next_due().map_or(wait.deadline, |due| due.min(wait.deadline));
             let spin = wait.spin.saturating_sub(now.saturating_since(start));
             let count = self.inner.receive(Wait { spin, deadline: until })?;
-            // The inner carrier was interrupted, uses virtual time, or has waited until the end.
+            // The inner carrier was interrupted or woken, uses virtual time, or has waited until the end.
             if count > 0 || until == wait.deadline || self.inner.now() < until {
                 return Ok(count);
+            }
+            // It may have been woken at the moment at which a held datagram is due, and does not tell.
+            if self.has_waker {
+                self.release();
+                return Ok(0);
             }
         }
     }

@@ -170,7 +170,8 @@ pub trait Transport {
 
     /// Releases the datagrams of the last call, waits as `wait` says, and returns the number of new ones.
     ///
-    /// It may return 0 before the deadline when a signal arrives, or when the clock is moved by hand.
+    /// It may return 0 before the deadline when a signal arrives, when another thread [wakes](crate::Waker) it, or when the
+    /// clock is moved by hand.
     ///
     /// # Errors
     ///

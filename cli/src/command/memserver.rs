@@ -216,7 +216,9 @@ fn serve(options: MemoryServer) -> anyhow::Result<Exit> {
         return Err(error);
     }
     readiness::report_server_ready(&kept);
-    let served = member.serve_until(|| {
+    let caller = member.caller();
+    cancel.when_cancelled(move || caller.call());
+    let served = member.serve_until(LOOK, || {
         route.look(Instant::now());
         cancel.is_cancelled()
     });

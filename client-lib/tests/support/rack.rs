@@ -2,7 +2,7 @@
 #[allow(dead_code, unreachable_pub, reason = "each test and example uses a part of it")]
 mod rack {
     use bluebridge_memserver::{Claim, Server, ServerConfig, run};
-    use bluebridge_transport::Transport;
+    use bluebridge_transport::Wakeable;
     use bluebridge_transport::memory::{EndpointId, Hub, MemoryTransport};
     use bluebridge_wire::address::{Fields, NODE_PREFIX_LEN};
     use bluebridge_wire::{Command, NodeId, Pointer, Space, UDP_PORT, WireCommand};
@@ -11,10 +11,12 @@ mod rack {
     pub const SPACE: Space = Space(1);
 
     /// Serves `bytes` of memory as `node`.
-    pub fn serve<T: Transport + Send + 'static>(node: NodeId, bytes: u64, transport: T) -> Server {
+    pub fn serve<T: Wakeable + Send + 'static>(node: NodeId, bytes: u64, transport: T) -> Server {
         let seed = 0x5eed + u64::from(node.0);
         let mut config = ServerConfig::new(SPACE, node, 1, bytes, seed);
         config.claim = Claim::OnDemand;
+        // Whatever a server must see wakes it.
+        config.idle.sleep = core::time::Duration::from_secs(3600);
         run(&config, vec![transport]).expect("a memory server")
     }
 
@@ -31,7 +33,7 @@ mod rack {
         }
 
         /// Starts a server per node; `wrap` puts another carrier around each one's.
-        pub fn start_behind<T: Transport + Send + 'static>(
+        pub fn start_behind<T: Wakeable + Send + 'static>(
             nodes: &[NodeId],
             bytes: u64,
             wrap: impl Fn(MemoryTransport) -> T,

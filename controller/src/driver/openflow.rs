@@ -301,7 +301,12 @@ fn reason(error: &ErrorMessage) -> String {
 #[tonic::async_trait]
 impl SwitchDriver for OpenFlowDriver {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { driver: "OpenFlow", batch_max: BATCH_MAX, keeps_time: false }
+        Capabilities {
+            driver: "OpenFlow",
+            batch_max: BATCH_MAX,
+            keeps_time: false,
+            announces_changes: false,
+        }
     }
 
     async fn ensure_pipeline(&mut self) -> Result<Pipeline, DriverError> {

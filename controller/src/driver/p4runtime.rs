@@ -15,7 +15,7 @@ use bluebridge_p4::proto::bluebridge::switch::v1 as switch;
 use bluebridge_p4::proto::p4::v1;
 use switch::switch_client::SwitchClient;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Response, Status};
+use tonic::{Code, Response, Status, Streaming};
 use v1::p4_runtime_client::P4RuntimeClient;
 
 use super::protocol::explain_p4runtime;
@@ -131,9 +131,14 @@ impl P4RuntimeConnector {
         let client =
             P4RuntimeClient::new(channel.clone()).max_decoding_message_size(READ_BYTES_MAX);
         let stream = Stream::open(client.clone(), self.device_id, election_id).await?;
+        let mut ports = SwitchClient::new(channel);
+        // Only the embedded switch has this call.
+        let watching = ports.watch_tables(switch::WatchTablesRequest {});
+        let changes = within("watching the tables", watching).await.ok().and_then(Result::ok);
         Ok(P4RuntimeDriver {
             client,
-            ports: SwitchClient::new(channel),
+            ports,
+            changes: changes.map(Response::into_inner),
             stream,
             device_id: self.device_id,
             election_id,
@@ -202,6 +207,8 @@ fn pipeline_hint(device_config: &[u8], device_id: u64) -> String {
 pub struct P4RuntimeDriver {
     client: P4RuntimeClient<Channel>,
     ports: SwitchClient<Channel>,
+    /// Announces changes of the tables.
+    changes: Option<Streaming<switch::WatchTablesResponse>>,
     stream: Stream,
     device_id: u64,
     election_id: ElectionId,
@@ -353,6 +360,7 @@ impl SwitchDriver for P4RuntimeDriver {
             batch_max: BATCH_MAX,
             // The embedded switch can; a P4 program has no clock for its entries.
             keeps_time: self.device_config == p4info::DEVICE_CONFIG,
+            announces_changes: self.changes.is_some(),
         }
     }
 
@@ -410,7 +418,17 @@ impl SwitchDriver for P4RuntimeDriver {
     }
 
     async fn next_event(&mut self) -> SwitchEvent {
-        self.stream.next().await
+        let Some(changes) = &mut self.changes else { return self.stream.next().await };
+        tokio::select! {
+            biased;
+            event = self.stream.next() => return event,
+            change = changes.message() => if matches!(change, Ok(Some(_))) {
+                return SwitchEvent::TablesChanged;
+            },
+        }
+        // If the switch ended, the other stream tells why.
+        self.changes = None;
+        SwitchEvent::TablesChanged
     }
 }
 

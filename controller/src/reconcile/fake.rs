@@ -1,6 +1,7 @@
 //! A switch in memory with injected failures.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -103,6 +104,9 @@ pub(super) struct FakeSwitch {
     /// Copies for the next caller.
     copies: Arc<Mutex<VecDeque<PacketIn>>>,
     copied: Arc<Notify>,
+    /// Whether changes are announced.
+    announces: Arc<AtomicBool>,
+    changed: Arc<Notify>,
 }
 
 impl FakeSwitch {
@@ -127,7 +131,24 @@ impl FakeSwitch {
             cuts: Arc::new(watch::channel(0).0),
             copies: Arc::default(),
             copied: Arc::default(),
+            announces: Arc::default(),
+            changed: Arc::default(),
         }
+    }
+
+    /// Announces changes from now on.
+    pub(super) fn announce(&self) {
+        self.announces.store(true, Ordering::Relaxed);
+    }
+
+    fn announces(&self) -> bool {
+        self.announces.load(Ordering::Relaxed)
+    }
+
+    /// Changes the tables as another client does.
+    pub(super) fn meddle_openly(&self, change: impl FnOnce(&mut Tables)) {
+        self.meddle(change);
+        self.changed.notify_one();
     }
 
     pub(super) fn tables(&self) -> Tables {
@@ -324,7 +345,8 @@ fn make(state: &mut State, update: &TableUpdate) -> Result<(), UpdateError> {
 #[tonic::async_trait]
 impl SwitchDriver for FakeDriver {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { driver: "fake", batch_max: 3, keeps_time: true }
+        let announces_changes = self.switch.announces();
+        Capabilities { driver: "fake", batch_max: 3, keeps_time: true, announces_changes }
     }
 
     async fn ensure_pipeline(&mut self) -> Result<Pipeline, DriverError> {
@@ -394,6 +416,7 @@ impl SwitchDriver for FakeDriver {
     async fn next_event(&mut self) -> SwitchEvent {
         loop {
             let copied = self.switch.copied.notified();
+            let changed = self.switch.changed.notified();
             let packets: Vec<PacketIn> = {
                 let mut copies = self.switch.copies.lock().unwrap();
                 let count = copies.len().min(PACKET_INS_AT_ONCE);
@@ -409,6 +432,7 @@ impl SwitchDriver for FakeDriver {
                     break;
                 }
                 () = copied => {}
+                () = changed, if self.switch.announces() => return SwitchEvent::TablesChanged,
             }
         }
         SwitchEvent::Broken(match self.check() {

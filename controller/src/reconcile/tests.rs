@@ -119,6 +119,35 @@ async fn wiped_changed_and_foreign_entries_are_repaired_within_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_switch_that_announces_changes_is_read_when_there_are_any() {
+    let switch = FakeSwitch::new(1);
+    switch.announce();
+    let bench = Bench::new(&switch, 1);
+    let whole = tables(20, 1);
+    bench.desire(whole.clone());
+    bench.settled(&whole).await;
+    let readings = || bench.view.borrow().counts.readings;
+    sleep(Duration::from_secs(1)).await;
+    let before = readings();
+    sleep(Duration::from_secs(100)).await;
+    assert_eq!(readings() - before, 10, "in case they were changed behind the switch");
+    // A change is repaired at once, whenever it comes.
+    for millis in [1, 200, 399, 401, 2000, 3999] {
+        sleep(Duration::from_millis(millis)).await;
+        switch.meddle_openly(|there| *there = Tables::default());
+        assert!(bench.settled(&whole).await < Duration::from_millis(450), "{millis}");
+    }
+    switch.meddle(|there| *there = Tables::default());
+    assert!(bench.settled(&whole).await < Duration::from_secs(11), "also one behind it");
+    // Who wants numbers gets them.
+    sleep(Duration::from_secs(1)).await;
+    let before = readings();
+    bench.view.borrow().look.notify_one();
+    sleep(Duration::from_millis(10)).await;
+    assert_eq!(readings(), before + 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_pipeline_that_others_pushed_is_replaced_within_a_second() {
     let bench = Bench::new(&FakeSwitch::new(1), 1);
     let whole = tables(20, 1);

@@ -25,16 +25,19 @@ const PACE: Duration = Duration::from_millis(200);
 /// of them can move. It is drained when it was asked for all of them and had none.
 pub(super) async fn tend(shared: &Arc<SharedState>, link: &Link, node: NodeId) {
     let (mut from_page, mut is_clean) = (0, true);
+    let mut altered = shared.watch();
     loop {
-        sleep(PACE).await;
         let space = shared.look(|core| {
             let record = &core.node(node)?.record;
             core.migrations().is_draining(node).then_some(record.space)
         });
         let Some(space) = space.await else {
             (from_page, is_clean) = (0, true);
+            // Draining it is a change of the server. Who is too slow to learn of each change looks again.
+            while matches!(altered.recv().await, Ok(id) if id != node) {}
             continue;
         };
+        sleep(PACE).await;
         let found = match allocations(link, space, from_page).await {
             Ok(found) => found,
             Err(words) => {

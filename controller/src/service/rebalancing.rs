@@ -11,6 +11,7 @@ use proto::RebalanceAction as Action;
 use tokio::time::{MissedTickBehavior, interval};
 use tonic::Status;
 
+use super::READING_WAIT;
 use super::drains::{allocations, pages_of};
 use super::operations::Links;
 use crate::core::{
@@ -20,7 +21,7 @@ use crate::migration::rebalance::{Move, WINDOW, WINDOW_MAX, WINDOW_MIN};
 use crate::shared::SharedState;
 use crate::store::StoreError;
 
-/// How often counters are looked at. The loops over the switches read them anyway.
+/// How often counters are looked at.
 const PACE: Duration = Duration::from_secs(1);
 
 /// Moves memory whenever an operator lets it move by itself; ends if the store fails.
@@ -28,6 +29,7 @@ pub(super) async fn tend(shared: Arc<SharedState>, links: Arc<Links>) -> Arc<Sto
     let mut ticks = interval(PACE);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut was_active = false;
+    let mut changes = shared.rebalances();
     let mut from_pages = BTreeMap::new();
     let mut refused_before = Vec::new();
     loop {
@@ -37,10 +39,14 @@ pub(super) async fn tend(shared: Arc<SharedState>, links: Arc<Links>) -> Arc<Sto
         let (is_active, full) = match found.await {
             Some(full) => (true, full),
             None if was_active => (false, Vec::new()),
-            None => continue,
+            None => {
+                // An operator changes it through the core; the sender lives as long as this.
+                let _ = changes.wait_for(|rebalances| *rebalances).await;
+                continue;
+            }
         };
         was_active = is_active;
-        let counters = if is_active { counters(&shared) } else { Vec::new() };
+        let counters = if is_active { counters(&shared).await } else { Vec::new() };
         let mut allocated = BTreeMap::new();
         for node in full {
             if let Some(pages) = survey(&shared, &links, node, &mut from_pages).await {
@@ -62,7 +68,8 @@ pub(super) async fn tend(shared: Arc<SharedState>, links: Arc<Links>) -> Arc<Sto
 }
 
 /// What the switches counted, as last read.
-fn counters(shared: &SharedState) -> Vec<SwitchCounters> {
+async fn counters(shared: &SharedState) -> Vec<SwitchCounters> {
+    shared.read_switches(READING_WAIT).await;
     let views = shared.switches().into_iter().map(|(view, _)| view);
     let of = |(switch, view): (SwitchId, crate::reconcile::SwitchView)| {
         let entries = directory_counters(view.installed.entries());

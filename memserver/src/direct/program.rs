@@ -201,6 +201,11 @@ impl DirectReads {
     pub fn counts(&self) -> ReadCounts {
         self.counters.counts()
     }
+
+    /// What counts them, also after this was dropped.
+    pub(crate) fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.counters)
+    }
 }
 
 fn refuse_preemption() -> Result<(), NoDirectReads> {

@@ -22,11 +22,22 @@ const LOOK: Duration = Duration::from_secs(5);
 /// The most rows of a home that are reported at once. The others follow when these are gone.
 const ROWS_MAX: usize = 4096;
 
+/// Looks after an order, which a shard may have followed after the first one.
+const LOOKS: u8 = 2;
+
 /// What was reported, and when.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct FreeLineReports {
     at: Option<Instant>,
     homes: BTreeSet<Contents>,
+    /// Looks that are due although no shard has shown that there may be such lines.
+    looks: u8,
+}
+
+impl Default for FreeLineReports {
+    fn default() -> Self {
+        Self { at: None, homes: BTreeSet::new(), looks: LOOKS }
+    }
 }
 
 impl FreeLineReports {
@@ -35,13 +46,33 @@ impl FreeLineReports {
         self.at = None;
     }
 
+    /// An order was followed: there may be other lines.
+    pub(super) const fn note_order(&mut self) {
+        self.looks = LOOKS;
+    }
+
+    /// When [`Self::poll`] is to be called again; `None` if only an order makes a difference.
+    pub(super) fn due(&self, server: &Server) -> Option<Instant> {
+        let may_have = || {
+            let shards = server.statistics();
+            shards.iter().any(|of| of.arena.adopted_lines > 0 || of.misses_lines)
+        };
+        let is_due = self.looks > 0 || !self.homes.is_empty() || may_have();
+        let at = self.at.map(|at| at + self.interval());
+        is_due.then(|| at.unwrap_or_else(Instant::now))
+    }
+
+    fn interval(&self) -> Duration {
+        if self.homes.is_empty() { LOOK } else { INTERVAL }
+    }
+
     /// The reports that are due.
     pub(super) fn poll(&mut self, now: Instant, server: &Server) -> Vec<Report> {
-        let interval = if self.homes.is_empty() { LOOK } else { INTERVAL };
-        if self.at.is_some_and(|at| now.saturating_duration_since(at) < interval) {
+        if self.at.is_some_and(|at| now.saturating_duration_since(at) < self.interval()) {
             return Vec::new();
         }
         self.at = Some(now);
+        self.looks = self.looks.saturating_sub(1);
         let mut rows: BTreeMap<Contents, Vec<Range<u64>>> = BTreeMap::new();
         for (shard, of) in (0..).zip(server.statistics()) {
             if of.arena.adopted_lines == 0 && !of.misses_lines {

@@ -1,6 +1,6 @@
 //! Responses to queries of operators, shard by shard.
 
-use core::time::Duration;
+use core::{fmt::Display, time::Duration};
 use std::time::Instant;
 
 use bluebridge_northbound::{OperatorQuery, OperatorReply, proto};
@@ -11,6 +11,7 @@ use bluebridge_wire::{
 
 use crate::{
     Server,
+    direct::ReadCounts,
     server::SurveyError,
     statistics::refusals,
     survey::{Creators, FOUND_MAX, Findings, Found, Query},
@@ -145,7 +146,7 @@ fn statistics(server: &Server, space: Space) -> Result<proto::StatisticsResponse
         total.session_count += shard.session_count;
         total.answered_count += shard.replies.iter().map(|(_, count)| count).sum::<u64>();
     }
-    total.direct_reads = Some(direct_reads(server));
+    total.direct_reads = Some(direct_reads(server.direct_reads()));
     let passed = server.direct_reads().map_or_else(|_| Vec::new(), |counts| counts.passed().into());
     total.passed_reads = passed
         .into_iter()
@@ -160,8 +161,8 @@ fn statistics(server: &Server, space: Space) -> Result<proto::StatisticsResponse
 }
 
 /// The READs that the kernel answers.
-pub(super) fn direct_reads(server: &Server) -> proto::DirectReads {
-    match server.direct_reads() {
+pub(super) fn direct_reads(counts: Result<ReadCounts, impl Display>) -> proto::DirectReads {
+    match counts {
         Ok(counts) => proto::DirectReads {
             refusal: String::new(),
             answered_count: counts.answered,

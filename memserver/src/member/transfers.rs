@@ -123,6 +123,16 @@ impl Transfers {
         }
     }
 
+    /// Whether nothing is to be done until an order arrives, or [`Self::due`].
+    pub(super) fn is_idle(&self) -> bool {
+        self.dues.is_empty() && self.unsent.is_empty()
+    }
+
+    /// When free lines are to be looked for.
+    pub(super) fn due(&self, server: &Server) -> Option<Instant> {
+        self.free_lines.due(server)
+    }
+
     /// Follows the orders that arrived, and reports what is known. `send` returns whether a report was sent.
     pub(super) fn drive(
         &mut self,
@@ -131,6 +141,7 @@ impl Transfers {
         mut send: impl FnMut(Report) -> bool,
     ) {
         while let Some(order) = next() {
+            self.free_lines.note_order();
             let report = self.follow(order, server);
             self.unsent.extend(report);
         }

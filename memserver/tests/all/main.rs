@@ -4,6 +4,7 @@ mod controller;
 mod member;
 mod peer;
 mod serving;
+mod sleeping;
 
 use std::{
     thread,

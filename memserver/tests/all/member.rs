@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use bluebridge_memserver::{Claim, Member, MemberError, ServerConfig, StartError};
+use bluebridge_memserver::{Claim, Member, MemberError, ServerConfig, StartError, serve::Idle};
 use bluebridge_northbound::proto::{
     Confirmation, Incarnations, PurgeResponse, StatisticsQuery, StatisticsResponse, SurveyQuery,
     SurveyReply, attend_request::Body as ReplyBody, attend_response::Body as QueryBody,
@@ -18,9 +18,12 @@ use crate::{
     peer::{CLIENT, Peer, SERVER, SPACE},
 };
 
-const PAGE_COUNT: u64 = 2048;
+pub(crate) const PAGE_COUNT: u64 = 2048;
 
-fn join(controller: &FakeController) -> Membership {
+/// How often a member asks whether it is to stop.
+const LOOK: Duration = Duration::from_millis(50);
+
+pub(crate) fn join(controller: &FakeController) -> Membership {
     let registration = Registration {
         name: "s1".to_owned(),
         role: Role::Memory { capacity_pages: PAGE_COUNT, shard_count: 1 },
@@ -36,9 +39,11 @@ fn join(controller: &FakeController) -> Membership {
     Membership::join(controller.uri(), registration).expect("the controller responds")
 }
 
-fn config(membership: &Membership) -> ServerConfig {
+pub(crate) fn config(membership: &Membership) -> ServerConfig {
     let config = ServerConfig::assigned(membership.assignment(), PAGE_COUNT * 4096, 0x5eed);
-    ServerConfig { claim: Claim::OnDemand, ..config }
+    // Whatever a shard must see wakes it.
+    let idle = Idle { sleep: Duration::from_secs(3600), ..Idle::default() };
+    ServerConfig { claim: Claim::OnDemand, idle, ..config }
 }
 
 /// A member, and a transport for its client.
@@ -56,7 +61,7 @@ fn start(controller: &FakeController) -> (Member, MemoryTransport) {
 /// Lets the member apply the current state once, and wait for changes once.
 fn serve_once(member: &mut Member) -> Result<(), MemberError> {
     let mut is_second = false;
-    member.serve_until(|| std::mem::replace(&mut is_second, true))
+    member.serve_until(LOOK, || std::mem::replace(&mut is_second, true))
 }
 
 #[test]
@@ -180,7 +185,7 @@ fn an_expelled_member_returns_an_error_and_does_not_leave_for_its_successor() {
     let (mut member, client) = start(&controller);
     controller.script().expels = true;
     let deadline = Instant::now() + Duration::from_secs(20);
-    let served = member.serve_until(|| Instant::now() > deadline);
+    let served = member.serve_until(LOOK, || Instant::now() > deadline);
     assert!(matches!(served, Err(MemberError::Expelled(_))), "{served:?}");
     assert_eq!(Peer::open(client, 4096).ping(), Status::Ok, "requests in flight are served");
     member.stop().expect("no shard failed");

@@ -23,7 +23,9 @@ use crate::{
 
 fn config() -> ServerConfig {
     let config = ServerConfig::new(SPACE, SERVER, 3, 8 << 20, 0x5eed);
-    ServerConfig { claim: Claim::OnDemand, ..config }
+    // Whatever a shard must see wakes it.
+    let idle = Idle { sleep: Duration::from_secs(3600), ..Idle::default() };
+    ServerConfig { claim: Claim::OnDemand, idle, ..config }
 }
 
 fn on_hub(config: &ServerConfig) -> (Server, MemoryTransport) {
@@ -55,7 +57,7 @@ fn serves_over_the_memory_carrier() {
 
 #[test]
 fn a_stopping_server_responds_shutting_down_for_the_grace_time() {
-    let idle = Idle { grace: Duration::from_secs(3), ..Idle::default() };
+    let idle = Idle { grace: Duration::from_secs(3), ..config().idle };
     let (server, client) = on_hub(&ServerConfig { idle, ..config() });
     let mut peer = Peer::open(client, 4096);
     assert_eq!(peer.ping(), Status::Ok);

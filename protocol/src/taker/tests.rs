@@ -441,3 +441,25 @@ fn all_fences_are_heeded_before_a_line_is_served() {
     let seen = pair.store.fences.values().filter(|incarnation| **incarnation == 6).count();
     assert_eq!(seen, 80);
 }
+
+#[test]
+fn a_line_in_doubt_without_a_slot_is_asked_for_at_the_end_of_the_rest() {
+    let mut pair = Pair::new();
+    pair.take(1, 0..u64::from(PAGES));
+    let taker = &mut pair.takers[0];
+    for time in [1, 5000].into_iter().cycle().take(100) {
+        taker.pace.took(Duration::from_micros(time));
+    }
+    let began = pair.now;
+    taker.pace.room(began, 0);
+    let now = began + Duration::from_millis(1);
+    assert_eq!(taker.pace.room(now, 0), 0, "it rests after a burst");
+    taker.stop();
+    assert_eq!(taker.poll_timeout(), None, "nothing is left to be done");
+    taker.doubts.push((0, Taken { migration: MIGRATION.id, epoch: 1 }));
+    let due = taker.poll_timeout().expect("the line in doubt is to be asked for");
+    taker.poll(now, (&mut pair.requester, &mut pair.responder), &mut pair.store);
+    assert!(due > now && taker.slots.is_empty(), "not yet");
+    taker.poll(due, (&mut pair.requester, &mut pair.responder), &mut pair.store);
+    assert_eq!(taker.slots.len(), 1);
+}

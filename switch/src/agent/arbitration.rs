@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use bluebridge_p4::proto::google::rpc;
 use bluebridge_p4::proto::p4::v1;
 use tokio::sync::mpsc::Sender;
+use tokio::sync::oneshot;
 use tonic::{Code, Status};
 use v1::stream_message_response::Update;
 
@@ -41,11 +42,19 @@ struct Role {
     primary: Option<StreamId>,
 }
 
+/// The agent's end of a stream.
+#[derive(Debug)]
+struct Stream {
+    outbox: Outbox,
+    /// Dropped with the stream: then the task that listens to its client ends.
+    _end: oneshot::Sender<()>,
+}
+
 /// Every stream and every role.
 #[derive(Debug)]
 pub(super) struct Arbitration {
     device_id: u64,
-    outboxes: HashMap<StreamId, Outbox>,
+    streams: HashMap<StreamId, Stream>,
     /// The role for which a stream bid.
     bids: HashMap<StreamId, String>,
     roles: BTreeMap<String, Role>,
@@ -59,7 +68,7 @@ impl Arbitration {
     pub(super) fn new(device_id: u64) -> Self {
         Self {
             device_id,
-            outboxes: HashMap::new(),
+            streams: HashMap::new(),
             bids: HashMap::new(),
             roles: BTreeMap::from([(String::new(), Role::default())]),
             next: 0,
@@ -67,26 +76,30 @@ impl Arbitration {
         }
     }
 
-    /// Adds a stream without a bid.
-    pub(super) fn open(&mut self, outbox: Outbox) -> Result<StreamId, Refusal> {
-        if self.outboxes.len() >= STREAMS_MAX {
+    /// Adds a stream without a bid. `end` is dropped when the agent ends the stream.
+    pub(super) fn open(
+        &mut self,
+        outbox: Outbox,
+        end: oneshot::Sender<()>,
+    ) -> Result<StreamId, Refusal> {
+        if self.streams.len() >= STREAMS_MAX {
             let message = format!("{STREAMS_MAX} streams are open; close one first");
             return Err(Refusal::Request(Code::ResourceExhausted, message));
         }
         let stream = StreamId(self.next);
         self.next += 1;
-        self.outboxes.insert(stream, outbox);
+        self.streams.insert(stream, Stream { outbox, _end: end });
         Ok(stream)
     }
 
     /// Whether a stream is open.
     pub(super) fn is_open(&self, stream: StreamId) -> bool {
-        self.outboxes.contains_key(&stream)
+        self.streams.contains_key(&stream)
     }
 
     /// Removes a stream; if it was the primary's, the other clients are notified that there is no primary.
     pub(super) fn close(&mut self, stream: StreamId) {
-        self.outboxes.remove(&stream);
+        self.streams.remove(&stream);
         let Some(name) = self.bids.remove(&stream) else { return };
         let Some(role) = self.roles.get_mut(&name) else { return };
         role.clients.remove(&stream);
@@ -98,11 +111,11 @@ impl Arbitration {
 
     /// Ends every stream with a status.
     pub(super) fn close_all(&mut self, status: &Status) {
-        for outbox in self.outboxes.values() {
+        for Stream { outbox, .. } in self.streams.values() {
             // If the queue is full, the stream ends without the status: its client does not read anyway.
             let _ = outbox.try_send(Err(status.clone()));
         }
-        self.outboxes.clear();
+        self.streams.clear();
         self.bids.clear();
         self.roles.values_mut().for_each(|role| {
             role.clients.clear();
@@ -250,7 +263,7 @@ impl Arbitration {
 
     /// Sends to one client, unless its queue is full except for the reserve; then the message is lost.
     pub(super) fn send(&self, stream: StreamId, update: Update) -> bool {
-        let Some(outbox) = self.outboxes.get(&stream) else { return false };
+        let Some(Stream { outbox, .. }) = self.streams.get(&stream) else { return false };
         let message = v1::StreamMessageResponse { update: Some(update) };
         outbox.capacity() > STREAM_QUEUE_RESERVED && outbox.try_send(Ok(message)).is_ok()
     }
@@ -283,7 +296,7 @@ impl Arbitration {
                 details: Vec::new(),
             }),
         });
-        let Some(outbox) = self.outboxes.get(&stream) else { return };
+        let Some(Stream { outbox, .. }) = self.streams.get(&stream) else { return };
         let message = v1::StreamMessageResponse { update: Some(update) };
         if outbox.try_send(Ok(message)).is_err() {
             // A client whose reserve is full as well cannot be notified that it is no longer

@@ -35,6 +35,7 @@ mod write;
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bluebridge_p4::proto::bluebridge::switch::v1::switch_server::SwitchServer;
@@ -42,7 +43,7 @@ use bluebridge_p4::proto::p4::v1::p4_runtime_server::P4RuntimeServer;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::TcpListener;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tonic::Status;
 use tonic::transport::server::TcpIncoming;
 
@@ -55,7 +56,7 @@ use crate::dataplane::DataPlane;
 /// The largest request: a batch with the complete contents of every table fits.
 const REQUEST_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// How often to look for idle entries.
+/// How often to look for idle entries while there are entries with an idle timeout.
 const IDLE_SCAN: Duration = Duration::from_millis(100);
 
 /// How often to look for packet-ins if the data plane cannot signal them.
@@ -65,8 +66,9 @@ const POLL: Duration = Duration::from_millis(2);
 /// first of them, so a flood of copies causes at most this many wake-ups.
 const GATHER: Duration = Duration::from_millis(1);
 
-/// How often to look for packet-ins if it can, in case a wake-up was missed.
-const POLL_BACKSTOP: Duration = Duration::from_millis(250);
+/// How often to look for packet-ins if it can, in case a wake-up was missed. None is known to be: the data plane signals
+/// the first packet-in after it was found empty.
+const POLL_BACKSTOP: Duration = Duration::from_secs(2);
 
 /// How long the data plane is not accessed after a failure.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
@@ -128,6 +130,7 @@ pub struct Agent {
     executor: Executor,
     thread: Thread,
     events: Option<OwnedFd>,
+    timed_added: Arc<Notify>,
 }
 
 /// Serves until `shutdown` resolves, then returns the data plane with its tables.
@@ -163,9 +166,10 @@ impl Agent {
         let mut state = AgentState::new(config.device_id, data_plane)
             .map_err(|refusal| AgentError::Restore(refusal.to_string()))?;
         state.log_start(address).map_err(|error| AgentError::Restore(error.to_string()))?;
+        let timed_added = Arc::clone(&state.timed_added);
         let (executor, thread) =
             Executor::start(state).map_err(system("starting the agent's thread"))?;
-        Ok(Self { listener, address, executor, thread, events })
+        Ok(Self { listener, address, executor, thread, events, timed_added })
     }
 
     /// The address on which it listens.
@@ -182,9 +186,9 @@ impl Agent {
         self,
         shutdown: impl Future<Output = ()> + Send,
     ) -> Result<Box<dyn DataPlane>, AgentError> {
-        let Self { listener, executor, thread, events, .. } = self;
+        let Self { listener, executor, thread, events, timed_added, .. } = self;
         let packets = tokio::spawn(deliver_packets(executor.clone(), events));
-        let idle = tokio::spawn(notify_idle(executor.clone()));
+        let idle = tokio::spawn(notify_idle(executor.clone(), timed_added));
         let served = serve(listener, &executor, shutdown).await;
         packets.abort();
         idle.abort();
@@ -226,7 +230,7 @@ async fn serve(
     }
     let _ = stop.send(());
     let closed = Status::unavailable("the switch agent is shutting down");
-    let _ = executor.run(move |state| state.arbitration.close_all(&closed)).await;
+    let _ = executor.run(move |state| state.close_streams(&closed)).await;
     // Connections that do not end in time are closed with the server.
     match tokio::time::timeout(DRAIN, server).await {
         Ok(ended) => Ok(ended?),
@@ -274,14 +278,19 @@ async fn deliver_packets(executor: Executor, events: Option<OwnedFd>) {
     }
 }
 
-/// Looks for idle entries, then pauses for ten times as long as that took.
-async fn notify_idle(executor: Executor) {
+/// Looks for idle entries as long as there are any that can become idle, then pauses for ten times as long as that took.
+async fn notify_idle(executor: Executor, timed_added: Arc<Notify>) {
     let mut pause = IDLE_SCAN;
     loop {
         tokio::time::sleep(pause).await;
         let started = std::time::Instant::now();
         pause = match executor.run(AgentState::notify_idle).await {
-            Ok(Ok(())) => IDLE_SCAN.max(started.elapsed() * 10),
+            Ok(Ok(true)) => IDLE_SCAN.max(started.elapsed() * 10),
+            Ok(Ok(false)) => {
+                // An entry that was added meanwhile has left its mark.
+                timed_added.notified().await;
+                IDLE_SCAN
+            }
             Ok(Err(refusal)) => {
                 tracing::warn!("cannot look for idle entries: {refusal}");
                 FAILURE_PAUSE

@@ -31,7 +31,7 @@ fn agent() -> (AgentState, Inbox) {
     }
     let mut state = AgentState::new(1, Box::new(pipeline)).unwrap();
     let (outbox, inbox) = channel(128);
-    let stream = state.arbitration.open(outbox).unwrap();
+    let stream = state.arbitration.open(outbox, tokio::sync::oneshot::channel().0).unwrap();
     let bid = v1::MasterArbitrationUpdate {
         device_id: 1,
         election_id: Some(ELECTION_ID),

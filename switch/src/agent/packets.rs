@@ -104,10 +104,13 @@ impl AgentState {
     }
 
     /// Notifies the primaries of idle entries, and again after every further timeout while they are
-    /// idle.
-    pub(super) fn notify_idle(&mut self) -> Result<(), Refusal> {
-        if self.timed.is_empty() || !self.arbitration.has_primary() {
-            return Ok(());
+    /// idle. Returns false if there is no entry that could become idle.
+    pub(super) fn notify_idle(&mut self) -> Result<bool, Refusal> {
+        if self.timed.is_empty() {
+            return Ok(false);
+        }
+        if !self.arbitration.has_primary() {
+            return Ok(true);
         }
         let now = Instant::now();
         let expired = self.plane.expired()?;
@@ -135,7 +138,7 @@ impl AgentState {
                 self.idle_notified.extend(entries.iter().map(|entry| (entry.key, now)));
             }
         }
-        Ok(())
+        Ok(true)
     }
 }
 

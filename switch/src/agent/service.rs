@@ -1,12 +1,12 @@
 //! The P4Runtime service: passes requests from the network to the agent's thread, and responses back.
 
 use bluebridge_p4::proto::p4::v1;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 use v1::p4_runtime_server::P4Runtime;
 
-use super::arbitration::{STREAM_QUEUE, StreamId};
+use super::arbitration::{Outbox, STREAM_QUEUE, StreamId};
 use super::executor::Executor;
 use super::refusal::Refusal;
 
@@ -28,7 +28,12 @@ impl P4Runtime for P4RuntimeService {
 
     async fn write(&self, request: Request<v1::WriteRequest>) -> Answer<v1::WriteResponse> {
         let request = request.into_inner();
-        self.executor.run(move |state| state.write(&request)).await??;
+        let written = self.executor.run(move |state| {
+            let written = state.write(&request);
+            state.note_change();
+            written
+        });
+        written.await??;
         Ok(Response::new(v1::WriteResponse {}))
     }
 
@@ -44,7 +49,12 @@ impl P4Runtime for P4RuntimeService {
         request: Request<v1::SetForwardingPipelineConfigRequest>,
     ) -> Answer<v1::SetForwardingPipelineConfigResponse> {
         let request = request.into_inner();
-        self.executor.run(move |state| state.set_pipeline(request)).await??;
+        let set = self.executor.run(move |state| {
+            let set = state.set_pipeline(request);
+            state.note_change();
+            set
+        });
+        set.await??;
         Ok(Response::new(v1::SetForwardingPipelineConfigResponse {}))
     }
 
@@ -62,14 +72,11 @@ impl P4Runtime for P4RuntimeService {
         request: Request<Streaming<v1::StreamMessageRequest>>,
     ) -> Answer<Self::StreamChannelStream> {
         let (outbox, inbox) = mpsc::channel(STREAM_QUEUE);
+        let (end, ended) = oneshot::channel();
         let opened = outbox.clone();
-        let stream = self.executor.run(move |state| state.arbitration.open(opened)).await??;
-        tokio::spawn(listen(
-            self.executor.clone(),
-            stream,
-            request.into_inner(),
-            outbox.downgrade(),
-        ));
+        let stream = self.executor.run(move |state| state.arbitration.open(opened, end)).await??;
+        let ends = Ends { outbox, ended };
+        tokio::spawn(listen(self.executor.clone(), stream, request.into_inner(), ends));
         Ok(Response::new(ReceiverStream::new(inbox)))
     }
 
@@ -86,44 +93,44 @@ impl P4Runtime for P4RuntimeService {
     }
 }
 
+/// What ends a stream, other than its client's messages.
+struct Ends {
+    outbox: Outbox,
+    /// Resolves when the agent has ended the stream.
+    ended: oneshot::Receiver<()>,
+}
+
+impl Ends {
+    /// Resolves when the client no longer accepts messages, or the agent ended the stream.
+    async fn closed(&mut self) {
+        tokio::select! {
+            () = self.outbox.closed() => {}
+            _ = &mut self.ended => {}
+        }
+    }
+}
+
 /// Passes on a client's messages until the client ends its stream, or breaks a rule that ends it.
 async fn listen(
     executor: Executor,
     stream: StreamId,
     mut requests: Streaming<v1::StreamMessageRequest>,
-    outbox: mpsc::WeakSender<Result<v1::StreamMessageResponse, Status>>,
+    mut ends: Ends,
 ) {
     loop {
-        let closed = closed(&outbox);
         let message = tokio::select! {
             message = requests.message() => message,
-            () = closed => break,
+            () = ends.closed() => break,
         };
         let Ok(Some(message)) = message else { break };
         let done = executor.run(move |state| state.handle_message(stream, message)).await;
         if let Err(status) =
             done.and_then(|handled: Result<(), Refusal>| handled.map_err(Status::from))
         {
-            if let Some(outbox) = outbox.upgrade() {
-                // If the queue is full, the stream ends without the status: its client does not read anyway.
-                let _ = outbox.try_send(Err(status));
-            }
+            // If the queue is full, the stream ends without the status: its client does not read anyway.
+            let _ = ends.outbox.try_send(Err(status));
             break;
         }
     }
     let _ = executor.run(move |state| state.arbitration.close(stream)).await;
-}
-
-/// Resolves when the client no longer accepts messages, or the agent ended the stream.
-async fn closed(outbox: &mpsc::WeakSender<Result<v1::StreamMessageResponse, Status>>) {
-    // The agent's state has the only permanent sender, so this one is dropped at once, and the
-    // state of the channel is checked again at intervals.
-    let mut interval = tokio::time::interval(std::time::Duration::from_millis(200));
-    loop {
-        interval.tick().await;
-        match outbox.upgrade() {
-            Some(sender) if !sender.is_closed() => {}
-            _ => return,
-        }
-    }
 }

@@ -5,12 +5,15 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use bluebridge_p4::pipeline::{Counter, DropReason, Key};
 use bluebridge_p4::proto::p4::v1;
+use tokio::sync::{Notify, watch};
+use tonic::Status;
 
-use super::arbitration::Arbitration;
+use super::arbitration::{Arbitration, STREAMS_MAX};
 use super::forwarding::Pipeline;
 use super::profile::Profile;
 use super::refusal::Refusal;
@@ -32,10 +35,14 @@ pub(super) struct AgentState {
     pub(super) drops_offset: [u64; DropReason::ALL.len()],
     /// The keys of entries with an idle timeout.
     pub(super) timed: HashSet<Key>,
+    /// Notified when there is a further one.
+    pub(super) timed_added: Arc<Notify>,
     /// When the controller was last notified that an entry is idle.
     pub(super) idle_notified: HashMap<Key, Instant>,
     /// Packet-ins that no primary received.
     pub(super) packet_ins_lost: u64,
+    /// Counts the requests for changes; `None` once the agent ends.
+    changes: Option<watch::Sender<u64>>,
 }
 
 impl AgentState {
@@ -50,8 +57,10 @@ impl AgentState {
             session: None,
             drops_offset: [0; DropReason::ALL.len()],
             timed: HashSet::new(),
+            timed_added: Arc::default(),
             idle_notified: HashMap::new(),
             packet_ins_lost: 0,
+            changes: Some(watch::channel(0).0),
         };
         state.pipeline = Pipeline::restored(state.plane.pipeline_cookie()?);
         state.restore()?;
@@ -91,6 +100,31 @@ impl AgentState {
         self.timed.clear();
         self.idle_notified.clear();
         Ok(())
+    }
+
+    /// Notes that a client may have changed something; call it after each request for a change.
+    pub(super) fn note_change(&self) {
+        if let Some(changes) = &self.changes {
+            changes.send_modify(|count| *count += 1);
+        }
+    }
+
+    /// A receiver of the count of changes, which ends with the agent; refused if there are too many.
+    pub(super) fn watch_changes(&self) -> Result<watch::Receiver<u64>, Status> {
+        match &self.changes {
+            Some(changes) if changes.receiver_count() < STREAMS_MAX => Ok(changes.subscribe()),
+            Some(_) => {
+                let message = format!("{STREAMS_MAX} clients watch the tables; end one first");
+                Err(Status::resource_exhausted(message))
+            }
+            None => Err(Status::unavailable("the switch agent is shutting down")),
+        }
+    }
+
+    /// Ends every stream with a status.
+    pub(super) fn close_streams(&mut self, status: &Status) {
+        self.arbitration.close_all(status);
+        self.changes = None;
     }
 
     /// Returns the data plane.

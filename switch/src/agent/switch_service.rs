@@ -1,9 +1,11 @@
-//! The switch's own service: ports, drops, impairments.
+//! The switch's own service: ports, drops, impairments, changes of the tables.
 
 use std::time::Duration;
 
 use bluebridge_p4::pipeline::{Counter, DropReason, Impairment, SwitchPort};
 use bluebridge_p4::proto::bluebridge::switch::v1;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 use v1::switch_server::Switch;
 
@@ -34,6 +36,38 @@ impl Switch for SwitchService {
         let request = request.into_inner();
         self.executor.run(move |state| state.set_impairment(&request)).await??;
         Ok(Response::new(v1::SetImpairmentResponse {}))
+    }
+
+    type WatchTablesStream = ReceiverStream<Result<v1::WatchTablesResponse, Status>>;
+
+    async fn watch_tables(
+        &self,
+        _request: Request<v1::WatchTablesRequest>,
+    ) -> Result<Response<Self::WatchTablesStream>, Status> {
+        let changes = self.executor.run(|state| state.watch_changes()).await??;
+        // One message waits for a client that does not read; later changes are in the next one.
+        let (outbox, inbox) = mpsc::channel(1);
+        tokio::spawn(pass_changes(changes, outbox));
+        Ok(Response::new(ReceiverStream::new(inbox)))
+    }
+}
+
+/// Passes on the count of changes until the client or the agent ends.
+async fn pass_changes(
+    mut changes: watch::Receiver<u64>,
+    outbox: mpsc::Sender<Result<v1::WatchTablesResponse, Status>>,
+) {
+    loop {
+        let change_count = *changes.borrow_and_update();
+        if outbox.send(Ok(v1::WatchTablesResponse { change_count })).await.is_err() {
+            return;
+        }
+        tokio::select! {
+            changed = changes.changed() => if changed.is_err() {
+                return;
+            },
+            () = outbox.closed() => return,
+        }
     }
 }
 

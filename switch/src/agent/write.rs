@@ -121,6 +121,7 @@ impl AgentState {
     fn time(&mut self, entry: &Entry) {
         if entry.idle_timeout.is_some() {
             self.timed.insert(entry.key);
+            self.timed_added.notify_one();
             self.idle_notified.insert(entry.key, Instant::now());
         } else {
             self.timed.remove(&entry.key);

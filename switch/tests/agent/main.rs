@@ -347,6 +347,52 @@ async fn what_the_soft_pipeline_holds_outlives_the_agent() {
     restart(Box::new(Cabled::new()), |plane| plane).await;
 }
 
+#[tokio::test]
+async fn changes_of_the_tables_are_announced_until_the_agent_ends() {
+    let running = Running::start(Box::new(Cabled::new())).await;
+    let mut switch = SwitchClient::new(channel(&running).await);
+    let request = switch::WatchTablesRequest {};
+    let mut changes = switch.watch_tables(request).await.unwrap().into_inner();
+    let mut next = async || {
+        let next = tokio::time::timeout(SOON, changes.message()).await.expect("soon");
+        next.expect("the agent works").map(|change| change.change_count)
+    };
+    assert_eq!(next().await, Some(0), "at once");
+    // Pushes the pipeline.
+    let mut client = Client::primary(&running).await;
+    let pushed = next().await.expect("a change");
+    client.write(Type::Insert, &[redirect(1)]).await.unwrap();
+    let written = next().await.expect("a change");
+    assert!(written > pushed && pushed > 0);
+    client.entries().await;
+    client.write(Type::Insert, &[redirect(1)]).await.unwrap_err();
+    assert_eq!(
+        next().await,
+        Some(written + 1),
+        "a refused request may have changed something; reading does not"
+    );
+    running.stop().await;
+    assert_eq!(next().await, None);
+}
+
+#[tokio::test]
+async fn an_idle_entry_is_noticed_also_if_none_was_there_for_a_while() {
+    let running = Running::start(Box::new(Cabled::new())).await;
+    let mut client = Client::primary(&running).await;
+    for page in [2, 3] {
+        // Longer than the agent needs to see that no entry can become idle.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let timed = Entry { idle_timeout: Some(Duration::from_millis(200)), ..redirect(page) };
+        client.write(Type::Insert, std::slice::from_ref(&timed)).await.unwrap();
+        let Received::IdleTimeoutNotification(idle) = client.next_message().await else {
+            panic!("an idle notification was expected")
+        };
+        assert_eq!(idle.table_entry.len(), 1);
+        client.write(Type::Delete, &[timed]).await.unwrap();
+    }
+    running.stop().await;
+}
+
 /// A request of node 7 to node 2, as the packet-out of port 1.
 fn request() -> v1::PacketOut {
     let frame = UdpFrame {

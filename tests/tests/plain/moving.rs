@@ -43,7 +43,9 @@ impl Rack {
         let servers = SERVERS.map(|node| {
             let carrier = hub.attach(UDP_PORT, &[prefix(node)]).expect("it is free");
             let bytes = (PAGES * PAGE_BYTES) as u64;
-            let config = ServerConfig::new(SPACE, node, 1, bytes, 5 + u64::from(node.0));
+            let mut config = ServerConfig::new(SPACE, node, 1, bytes, 5 + u64::from(node.0));
+            // Whatever a server must see wakes it.
+            config.idle.sleep = Duration::from_secs(3600);
             run(&config, vec![carrier]).expect("it starts")
         });
         Self { hub, servers }

@@ -6,6 +6,7 @@ mod rack_colours;
 mod rack_direct_reads;
 mod rack_examples;
 mod rack_floods;
+mod rack_idle;
 mod rack_impaired;
 mod rack_leases;
 mod rack_members;

@@ -161,6 +161,23 @@ fn receiving_in_real_time_releases_what_is_held_while_it_waits() {
     assert!(took >= Duration::from_millis(4) && took < Duration::from_secs(10), "{took:?}");
 }
 
+/// Whether it was woken just then cannot be known, so it returns, and what is due is sent.
+#[test]
+fn one_that_can_be_woken_returns_when_a_held_datagram_is_due() {
+    let hub = Hub::new(8);
+    let attach = |prefix: &str| hub.attach(PORT, &[prefix.parse().expect("a prefix")]);
+    let inner = attach("fdbb:1:1::/48").expect("free");
+    let mut other = attach("fdbb:1:2::/48").expect("free");
+    let delay = Duration::from_millis(5);
+    let mut node = Impaired::new(inner, Impairment { delay, ..Impairment::default() }, 1);
+    crate::Wakeable::waker(&mut node).expect("a queue has one");
+    node.transmit(&[datagram(b"x")]).expect("sent");
+    let start = node.now();
+    assert_eq!(node.receive(Wait::until(start + Duration::from_secs(20))).expect("received"), 0);
+    assert!(node.now().saturating_since(start) < Duration::from_secs(10));
+    assert_eq!(other.receive(Wait::NONE).expect("received"), 1);
+}
+
 #[test]
 fn what_does_not_fit_is_dropped_and_counted() {
     let delay = Duration::from_secs(1);

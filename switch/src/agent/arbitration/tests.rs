@@ -6,7 +6,7 @@ type Inbox = Receiver<Result<v1::StreamMessageResponse, Status>>;
 
 fn open(arbitration: &mut Arbitration) -> (StreamId, Inbox) {
     let (outbox, inbox) = channel(STREAM_QUEUE);
-    (arbitration.open(outbox).unwrap(), inbox)
+    (arbitration.open(outbox, oneshot::channel().0).unwrap(), inbox)
 }
 
 fn bid(election_id: Option<u64>) -> v1::MasterArbitrationUpdate {
@@ -169,6 +169,6 @@ fn streams_and_roles_are_bounded() {
         // The default role exists from the start.
         assert_eq!(result.is_ok(), number < ROLES_MAX - 1, "{number}");
     }
-    let refusal = arbitration.open(channel(1).0).unwrap_err();
+    let refusal = arbitration.open(channel(1).0, oneshot::channel().0).unwrap_err();
     assert_eq!(refusal.code(), Code::ResourceExhausted);
 }

@@ -210,10 +210,7 @@ fn who_has_the_first_page_frees_it_if_the_home_has_lost_it() {
         // Nobody can allocate these pages any more: the home learns that nobody has them, and their server forgets them.
         let Host { responder, arena, .. } = &world.hosts[OTHER];
         let free = responder.free_lines(arena);
-        assert_eq!(
-            free.iter().map(|of| of.pages.clone()).collect::<Vec<_>>(),
-            [0..PAGES as u64 / 2]
-        );
+        assert_eq!((free.len(), free[0].pages.clone()), (1, 0..PAGES as u64 / 2));
         world.hosts[HOME].responder.learn_earlier(free[0].generation, &[]);
         let Host { responder, arena, .. } = &mut world.hosts[OTHER];
         responder.discard(&free[0], arena);
