@@ -801,10 +801,9 @@ fn lines_that_cannot_be_are_not_staged() {
     assert!(arena.reserve_own(8..16));
     let name = (home_line(0, 8), TAKEN);
     type Change = (usize, fn(&mut LinePage));
-    let changes: [Change; 7] = [
+    let changes: [Change; 6] = [
         (0, |page| page.colour = Some((ArenaGeneration::default(), Tag(200)))),
         (1, |page| page.space = Space(8)),
-        (2, |page| page.part = Part::Free),
         (2, |page| page.part = Part::Further { distance: 11 }),
         (0, |page| page.part = Part::First { pages: 3 }),
         (4, |page| page.part = Part::First { pages: 1 }),
@@ -817,6 +816,11 @@ fn lines_that_cannot_be_are_not_staged() {
         assert_eq!(staged, Err(StageError::Contradiction(at)));
         assert_eq!(arena.pages.entry(1).state, LineEntry::GIVEN);
     }
+    // Who frees a page frees all of its allocation.
+    let mut freed = pages;
+    freed[2].part = Part::Free;
+    let staged = arena.lines_mut().stage(8, name, &freed, &bytes);
+    assert_eq!(staged, Err(StageError::FreedElsewhere(2)));
     assert_eq!(arena.lines_mut().stage(8, name, &pages, &bytes), Ok(()));
 }
 
