@@ -47,6 +47,12 @@ fn scenarios() -> Vec<Scenario> {
         scenario("crash of a move", 1, &[&[Write(0, A)], &[Read(0, A), Read(0, A)]], |s| {
             (s.moves, s.crashes) = (3, 1);
         }),
+        scenario("another's line", 1, &[&[Write(0, A)], &[Read(0, A), Read(0, A)]], |s| {
+            (s.is_adopted, s.moves) = (true, 3);
+        }),
+        scenario("crash with another's line", 1, &[&[Write(0, A)], &[Read(0, A)]], |s| {
+            (s.is_adopted, s.moves, s.crashes) = (true, 3, 1);
+        }),
         scenario("line", 2, &[&[Update, Commit], &[Read(0, A), Read(1, A)]], |_| {}),
         scenario("line, downwards", 2, &[&[Update, Commit], &[Read(1, A), Read(0, A)]], |_| {}),
         scenario(
@@ -212,6 +218,9 @@ fn where_it_shows(mutant: Mutant) -> Option<(&'static str, &'static str)> {
         Mutant::ElsewhereIgnored | Mutant::GivenUnmarked => ("moved", is::RECENT),
         Mutant::ReusedUnsequenced => ("moved", is::WHOLE),
         Mutant::HereEarly => ("moved and back", is::WHOLE),
+        Mutant::NameIgnored | Mutant::NameFirst | Mutant::FrameFirst | Mutant::NamedLate => {
+            ("another's line", is::WHOLE)
+        }
         Mutant::MovesForgotten => ("crash of a move", is::RECENT),
         Mutant::RaisedAfterCheck | Mutant::ExecutingIgnored => ("given up", is::LATE),
         Mutant::UsesIgnored | Mutant::UseNotCounted | Mutant::FactsFirst => {

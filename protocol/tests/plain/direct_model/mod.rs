@@ -109,6 +109,12 @@ pub(crate) enum Mutant {
     CompleteBeforeRole,
     /// The bytes of a page with leftover are sent.
     LeftoverRaw,
+    /// Which line has the place of a page is not looked at.
+    NameIgnored,
+    /// It is looked at before the page's sequence is loaded.
+    NameFirst,
+    /// Which memory the page has is looked up before its sequence is loaded.
+    FrameFirst,
     /// The reader passes everything on.
     AlwaysPasses,
 
@@ -121,6 +127,8 @@ pub(crate) enum Mutant {
     ReusedUnsequenced,
     /// The marks of a line that comes back are cleared before its bytes are stored.
     HereEarly,
+    /// A place says which line it has after the marks of its pages are cleared.
+    NamedLate,
     /// The low water that readers raised does not count.
     LowWaterUnmerged,
     /// It counts for one request, and then the server's own low water is stored.
@@ -191,7 +199,7 @@ pub(crate) enum Mutant {
 }
 
 impl Mutant {
-    pub(crate) const ALL: [Self; 55] = [
+    pub(crate) const ALL: [Self; 59] = [
         Self::ShardIgnored,
         Self::RaisedAfterCopy,
         Self::RaisedAfterCheck,
@@ -207,11 +215,15 @@ impl Mutant {
         Self::IncompleteAnswered,
         Self::CompleteBeforeRole,
         Self::LeftoverRaw,
+        Self::NameIgnored,
+        Self::NameFirst,
+        Self::FrameFirst,
         Self::AlwaysPasses,
         Self::ClosedLate,
         Self::GivenUnmarked,
         Self::ReusedUnsequenced,
         Self::HereEarly,
+        Self::NamedLate,
         Self::LowWaterUnmerged,
         Self::LeaveForgets,
         Self::CheckThenEnter,
@@ -273,6 +285,9 @@ pub(crate) struct Scenario {
     pub(crate) closes: u8,
     /// Steps of a line that moves: to another server, its memory to another line, and back.
     pub(crate) moves: u8,
+    /// The line is another server's, and has a place here: readers may take that of another line, or of an earlier time, for
+    /// its.
+    pub(crate) is_adopted: bool,
     /// How often the server is killed.
     pub(crate) crashes: u8,
     /// Whether the server's core has a store buffer.
@@ -306,6 +321,7 @@ impl Scenario {
             clears: 0,
             closes: 0,
             moves: 0,
+            is_adopted: false,
             crashes: 0,
             has_buffer: true,
             mutant: None,

@@ -13,6 +13,7 @@ pub(super) struct Reading {
     word: Word,
     sequence: u8,
     is_leftover: bool,
+    frame: usize,
     halves: [Half; 2],
 }
 
@@ -25,6 +26,8 @@ enum At {
     Raise,
     LoadSequence,
     Look,
+    LookAtName,
+    LoadFrame,
     LookAtHead,
     LookAtFlag,
     CopyFirst,
@@ -41,7 +44,7 @@ impl Reading {
             () if scenario.has(Mutant::FactsFirst) => At::Compare,
             () => At::LoadWord,
         };
-        Self { request, at, word: Word::default(), sequence: 0, is_leftover: false, halves: [0; 2] }
+        Self { request, at, word: Word::default(), sequence: 0, is_leftover: false, frame: 0, halves: [0; 2] }
     }
 
     pub(super) const fn request(&self) -> Request {
@@ -58,12 +61,20 @@ impl Scenario {
             At::LoadWord if self.has(Mutant::FactsFirst) => At::Raise,
             At::LoadWord => At::Compare,
             At::Compare if self.has(Mutant::FactsFirst) => At::LoadWord,
-            At::Compare if is_late => At::LoadSequence,
+            At::Compare if is_late => self.first_look(),
             At::Compare => At::Raise,
             At::Raise if self.has(Mutant::RaisedAfterCopy) => At::Check,
             At::Raise if self.has(Mutant::RaisedAfterCheck) => At::Send,
-            At::Raise => At::LoadSequence,
+            At::Raise => self.first_look(),
             At::LoadSequence => At::Look,
+            // Allocations of which a line gets away from home are complete.
+            At::Look if self.has(Mutant::NameFirst) => At::LoadFrame,
+            At::Look if self.is_adopted => At::LookAtName,
+            At::LookAtName if self.has(Mutant::NameFirst) => At::LoadSequence,
+            At::LookAtName if self.has(Mutant::FrameFirst) => At::CopyFirst,
+            At::LookAtName => At::LoadFrame,
+            At::LoadFrame if self.has(Mutant::FrameFirst) => At::LoadSequence,
+            At::LoadFrame => At::CopyFirst,
             At::Look if self.has(Mutant::CompleteBeforeRole) => At::LookAtFlag,
             At::Look => At::LookAtHead,
             At::LookAtHead if self.has(Mutant::CompleteBeforeRole) => At::CopyFirst,
@@ -75,6 +86,15 @@ impl Scenario {
             At::CopySecond => At::Check,
             At::Check if self.has(Mutant::RaisedAfterCheck) => At::Raise,
             At::Check | At::Send => At::Send,
+        }
+    }
+
+    /// What it looks at first of a page.
+    fn first_look(&self) -> At {
+        match () {
+            () if self.has(Mutant::NameFirst) => At::LookAtName,
+            () if self.has(Mutant::FrameFirst) => At::LoadFrame,
+            () => At::LoadSequence,
         }
     }
 
@@ -119,13 +139,18 @@ impl Scenario {
                 reading.is_leftover = world.pages[page].kind.holds != Holds::Written;
                 self.may_answer(world, page, tag)
             }
+            At::LookAtName => !world.is_named_other || self.has(Mutant::NameIgnored),
+            At::LoadFrame => {
+                reading.frame = world.frame;
+                true
+            }
             At::LookAtHead => world.pages[0].kind.role == Role::Head,
             At::LookAtFlag => {
                 world.pages[0].kind.is_complete || self.has(Mutant::IncompleteAnswered)
             }
             At::CopyFirst | At::CopySecond => {
                 let half = usize::from(reading.at == At::CopySecond);
-                reading.halves[half] = world.pages[page].halves[half];
+                reading.halves[half] = world.pages[page].frames[reading.frame][half];
                 true
             }
             At::Check => {

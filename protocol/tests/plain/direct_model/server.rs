@@ -67,6 +67,15 @@ pub(super) enum Store {
     Reused {
         page: usize,
     },
+    /// The place has another line: its name, and the record that it is served here.
+    Name {
+        is_other: bool,
+    },
+    OtherHere {
+        is_here: bool,
+    },
+    /// The place has another frame.
+    Frame(usize),
 
     Hide {
         slot: usize,
@@ -230,14 +239,14 @@ impl Scenario {
                 if is_leased || !head.kind.is_complete {
                     return Answer::Refused;
                 }
-                return Answer::Contents(world.pages[page].served());
+                return Answer::Contents(world.pages[page].served(world.frame));
             }
             Op::Write(page, tag) | Op::WritePart(page, tag) | Op::Add(page, tag) => {
                 if !has(page, tag) || is_leased {
                     return Answer::Refused;
                 }
                 parts[page] = match op {
-                    Op::Add(..) => part(page, [Some(world.pages[page].served()[0] + 1), None]),
+                    Op::Add(..) => part(page, [Some(world.pages[page].served(world.frame)[0] + 1), None]),
                     Op::WritePart(..) => part(page, [Some(value), None]),
                     _ => part(page, [Some(value); 2]),
                 };
@@ -537,6 +546,18 @@ impl Scenario {
                 let given = iter::once(Store::Given { is_given: true });
                 lease(true).chain(given).chain(marks).chain(lease(false)).collect()
             }
+            (true, false) if self.is_adopted => {
+                world.is_reused = true;
+                let here = Store::OtherHere { is_here: true };
+                self.placed([OTHERS; 2], 0, (true, here))
+            }
+            (true, true) if self.is_adopted => {
+                world.is_reused = false;
+                let last = world.record.moments[0].last().map_or([0; 2], |moment| moment.halves);
+                let mut stores = vec![Store::OtherHere { is_here: false }, marks(0)];
+                stores.extend(self.placed(last, 1, (false, Store::Given { is_given: false })));
+                stores
+            }
             (true, false) => {
                 world.is_reused = true;
                 let other = |page| [0, 1].map(|half| Store::Half { page, half, value: OTHERS });
@@ -565,6 +586,20 @@ impl Scenario {
         };
         server.todo.extend(stores);
         Some(())
+    }
+
+    /// The stores with which a place gets a line, its page and its memory.
+    fn placed(&self, bytes: [Half; 2], frame: usize, (is_other, here): (bool, Store)) -> Vec<Store> {
+        let page = 0;
+        let mut stores = vec![Store::Reused { page }, Store::Frame(frame)];
+        stores.extend([0, 1].map(|half| Store::Half { page, half, value: bytes[half] }));
+        stores.push(Store::Holds { page, holds: Holds::Written });
+        let mut last = [Store::Name { is_other }, here, Store::MarkElsewhere { page }];
+        if self.has(Mutant::NamedLate) {
+            last.rotate_left(1);
+        }
+        stores.extend(last);
+        stores
     }
 
     /// A client writes to the first page of the line that moved; the server has answered that it is the other one's.
@@ -600,7 +635,9 @@ impl Scenario {
             }
             Store::End => world.redo = None,
             Store::Odd(page) | Store::Even(page) => world.pages[page].sequence += 1,
-            Store::Half { page, half, value } => world.pages[page].halves[half] = value,
+            Store::Half { page, half, value } => {
+                world.pages[page].frames[world.frame][half] = value;
+            }
             Store::Holds { page, holds } => world.pages[page].kind.holds = holds,
             Store::Kind { page, kind } => world.pages[page].kind = kind,
             Store::Tag { page, tag } => world.pages[page].tag = tag,
@@ -613,7 +650,12 @@ impl Scenario {
             }
             Store::Mark { page, is_leased } => world.pages[page].is_leased = is_leased,
             Store::Given { is_given } => world.is_given = is_given,
-            Store::MarkElsewhere { page } => world.pages[page].is_elsewhere = world.is_given,
+            Store::MarkElsewhere { page } => {
+                world.pages[page].is_elsewhere = world.is_given && !world.is_other_here;
+            }
+            Store::Name { is_other } => world.is_named_other = is_other,
+            Store::OtherHere { is_here } => world.is_other_here = is_here,
+            Store::Frame(frame) => world.frame = frame,
             Store::Reused { page } => {
                 world.pages[page].sequence += 2;
                 world.pages[page].kind.holds = Holds::Leftover;

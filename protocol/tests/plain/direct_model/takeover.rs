@@ -134,7 +134,7 @@ impl Scenario {
             let this = world.pages[page];
             let tag = if this.kind.role == Role::Free { 0 } else { this.tag };
             let floor = world.record.floor[page];
-            world.witness.is_lost |= world.moment(page, floor, tag, this.served()).is_none();
+            world.witness.is_lost |= world.moment(page, floor, tag, this.served(world.frame)).is_none();
         }
     }
 
@@ -150,7 +150,7 @@ impl Scenario {
                 part.before = this.kind.holds;
             }
             if self.has(Mutant::RedoAdds) {
-                part.new = [Some(this.served()[0] + 1), None];
+                part.new = [Some(this.served(world.frame)[0] + 1), None];
             }
             stores.extend(self.contents(&part));
         }

@@ -33,7 +33,8 @@ pub(super) struct Kind {
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) struct Page {
     pub(super) sequence: u8,
-    pub(super) halves: [Half; 2],
+    /// The bytes that its place has in each frame.
+    pub(super) frames: [[Half; 2]; 2],
     pub(super) kind: Kind,
     pub(super) tag: u8,
     pub(super) is_leased: bool,
@@ -43,8 +44,8 @@ pub(super) struct Page {
 
 impl Page {
     /// What a READ returns.
-    pub(super) fn served(&self) -> [Half; 2] {
-        if self.kind.holds == Holds::Written { self.halves } else { [0; 2] }
+    pub(super) fn served(&self, frame: usize) -> [Half; 2] {
+        if self.kind.holds == Holds::Written { self.frames[frame] } else { [0; 2] }
     }
 }
 
@@ -216,6 +217,12 @@ pub(crate) struct World {
     pub(super) is_given: bool,
     /// Its memory is another line's.
     pub(super) is_reused: bool,
+    /// The place says that it has another line.
+    pub(super) is_named_other: bool,
+    /// That other line is served here.
+    pub(super) is_other_here: bool,
+    /// The frame of the line, which is its memory.
+    pub(super) frame: usize,
     /// Whether the shard is open.
     pub(super) is_open: bool,
 
@@ -251,7 +258,7 @@ impl World {
         let mut record = Record::default();
         let mut pages = [Page {
             sequence: 0,
-            halves: [0; 2],
+            frames: [[0; 2]; 2],
             kind: Kind { role: Role::Free, holds: Holds::Zeros, is_complete: false },
             tag: FIRST_TAG,
             is_leased: false,
@@ -263,11 +270,11 @@ impl World {
                 0 => Role::Head,
                 _ => Role::Body,
             };
-            page.halves = [if at == 0 { 40 } else { 60 }; 2];
+            page.frames[0] = [if at == 0 { 40 } else { 60 }; 2];
             page.kind = Kind { role, holds: Holds::Written, is_complete: at == 0 };
             record.moments[at].push(Moment {
                 tag: if is_free { 0 } else { FIRST_TAG },
-                halves: if is_free { [0; 2] } else { page.halves },
+                halves: if is_free { [0; 2] } else { page.frames[0] },
                 other: 0,
                 by: NOBODY,
             });
@@ -309,6 +316,9 @@ impl World {
             redo: None,
             is_given: false,
             is_reused: false,
+            is_named_other: false,
+            is_other_here: false,
+            frame: 0,
             is_open: true,
             is_attached: true,
             readers: vec![None; scenario.readers],
