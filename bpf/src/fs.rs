@@ -291,6 +291,7 @@ fn name_of(id: &[u8; 16]) -> String {
 
 /// The end of the name of a second pin. This file system has no names with a dot.
 const LOADING: &str = "-loading";
+const LOADING_HINTS: &str = "-loading-hints";
 
 /// Where the memory of the arena with an id is pinned, if it is in a map.
 #[must_use]
@@ -298,19 +299,27 @@ pub fn arena_pin(id: &[u8; 16]) -> PathBuf {
     Path::new(ARENAS).join(name_of(id))
 }
 
-/// A second pin of the same memory, while a program is loaded that uses it.
+/// A second pin of the same memory, while a program is loaded that uses it, and that of what else it shares with the
+/// server.
 #[must_use]
-pub fn lent_arena_pin(id: &[u8; 16]) -> PathBuf {
-    Path::new(ARENAS).join(name_of(id) + LOADING)
+pub fn lent_arena_pins(id: &[u8; 16]) -> [PathBuf; 2] {
+    [LOADING, LOADING_HINTS].map(|end| Path::new(ARENAS).join(name_of(id) + end))
+}
+
+/// All pins that an arena may have; that of its memory is the last one.
+fn all_pins(id: &[u8; 16]) -> [PathBuf; 3] {
+    let [memory, hints] = lent_arena_pins(id);
+    [hints, memory, arena_pin(id)]
 }
 
 /// The arena whose memory is pinned there; `None` if it is no such place.
 #[must_use]
 pub fn arena_of_pin(pin: &Path) -> Option<[u8; 16]> {
     let name = pin.file_name()?.to_str()?;
-    let name = name.strip_suffix(LOADING).unwrap_or(name);
+    let name =
+        [LOADING, LOADING_HINTS].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
     let id = u128::from_str_radix(name, 16).ok()?.to_be_bytes();
-    [arena_pin(&id), lent_arena_pin(&id)].iter().any(|known| known == pin).then_some(id)
+    all_pins(&id).iter().any(|known| known == pin).then_some(id)
 }
 
 /// All pins of arenas, if this user may see them.
@@ -344,8 +353,8 @@ pub fn arena_pins() -> io::Result<Vec<PathBuf>> {
 /// # Errors
 /// [`FsError`] if one is there and cannot be removed.
 pub fn remove_arena_pin(id: &[u8; 16]) -> Result<(), FsError> {
-    // A server that was killed while it loaded its program has left the second one.
-    for pin in [lent_arena_pin(id), arena_pin(id)] {
+    // A server that was killed while it loaded its program has left the others.
+    for pin in all_pins(id) {
         remove_pin(&pin)?;
     }
     Ok(())
@@ -387,7 +396,7 @@ mod tests {
     #[test]
     fn only_the_pins_of_arenas_are_known_as_such() {
         let id = *b"an arena's name!";
-        for pin in [arena_pin(&id), lent_arena_pin(&id)] {
+        for pin in all_pins(&id) {
             assert_eq!(arena_of_pin(&pin), Some(id));
         }
         let name = name_of(&id);

@@ -6,6 +6,10 @@
  * whole pages of a line with one each. Everything else it passes on unchanged, so no refusal has a
  * second implementation. The checks are those of docs/protocol.md, section 7, in the order that costs
  * least.
+ *
+ * Own pages are found by their numbers. Lines of other servers that are served here have places, found
+ * by a hint that may be wrong: so the name of the place is compared between the two looks at a page's
+ * sequence.
  */
 #include "shared.h"
 
@@ -29,8 +33,8 @@ enum {
 	FRAME_BYTES = ETHERNET_BYTES + 40 + UDP_BYTES + HEADER_BYTES,
 	/* Bytes of one call of bpf_csum_diff: more are refused before Linux 6.13. */
 	SUM_BYTES = 512,
-	LINE_PAGES = 8,
 	ENDPOINT_BIT = 63,
+	LOCATION_BITS = 48,
 };
 
 /* wire/src/header.rs, in network byte order. */
@@ -62,16 +66,27 @@ struct frame {
 	struct header header;
 };
 
+/* The pages that a READ names. */
+struct target {
+	/* The shard: its number, and the value of its first record. */
+	u32 shard, states;
+	/* The number of the first page's record. */
+	u32 page;
+	/* Another server's: its node, and the first page of the line there. */
+	u16 is_adopted, node;
+	u64 first_page;
+};
+
 /* A READ of several pages; in a map and not on the stack, because the verifier knows no values of maps.
  * So it checks the answer of any page once, and not that of each page. */
 struct line {
-	/* The first record of the shard, the first page, its number, and how many they are. */
-	u32 states, first_value, page, count;
+	struct target of;
+	u32 count;
 	/* Pages that are answered, and what becomes of the request. */
 	u32 done, outcome;
 	u32 is_partial;
 	/* How often a page was tried; for tests. */
-	u32 rounds;
+	u64 rounds;
 };
 
 struct scratch {
@@ -91,6 +106,16 @@ struct {
 	u32 *key;
 	struct value *value;
 } arena SEC(".maps");
+
+/* The lines of other servers, by the server's node and the line's number there: the number of the line's
+ * place in its shard. The server keeps it after the places themselves, and it may be of an earlier time. */
+struct {
+	NUMBER(type, MAP_HASH);
+	NUMBER(map_flags, MAP_NO_PREALLOC);
+	NUMBER(max_entries, 1);
+	u64 *key;
+	u32 *value;
+} hints SEC(".maps");
 
 /* Bytes that are answered, while they are checked and summed up; one processor runs one READ. */
 struct {
@@ -264,8 +289,56 @@ INLINE struct page_record *record_at(u32 states, u32 page)
 	return value ? (struct page_record *)value + page % RECORDS_OF_VALUE : NULL;
 }
 
+/* Where the line of another server may be; 0 if nowhere. */
+INLINE int find_place(struct target *of, u64 location)
+{
+	u64 page = (location & ((1ULL << LOCATION_BITS) - 1)) >> PAGE_SHIFT;
+	u64 key = (u64)of->node << (LOCATION_BITS - PAGE_SHIFT) | page / LINE_PAGES;
+	u32 *place = map_lookup(&hints, &key);
+
+	if (!place)
+		return 0;
+	of->page = *place * LINE_PAGES + page % LINE_PAGES;
+	of->first_page = page - page % LINE_PAGES;
+	return 1;
+}
+
+/* The bytes of the place where another server's page may be; NULL if it is not there. */
+INLINE u8 *placed_bytes(const struct target *of, u32 page)
+{
+	u32 line = page / LINE_PAGES, tables = of->shard * places.stride, frame;
+	struct line_entry *entry;
+	u8 *value;
+
+	value = value_at(places.lines + tables + line / ENTRIES_OF_VALUE);
+	if (!value)
+		return NULL;
+	entry = (struct line_entry *)value + line % ENTRIES_OF_VALUE;
+	if (LOAD(entry->first_page) != of->first_page || LOAD(entry->node) != of->node)
+		return NULL;
+	value = value_at(places.frames + tables + line / FRAMES_OF_VALUE);
+	if (!value)
+		return NULL;
+	/* 0: none yet. None: the greatest number. */
+	frame = LOAD(((u32 *)value)[line % FRAMES_OF_VALUE]) - 1;
+	if (frame >= places.shard_pages / LINE_PAGES)
+		return NULL;
+	return value_at(places.pages + of->shard * places.shard_pages + frame * LINE_PAGES +
+			page % LINE_PAGES);
+}
+
+/* The bytes of a page that may be read. Its sequence must have been loaded before: the place and the
+ * memory of another server's line are those of this sequence. */
+INLINE u8 *bytes_of(const struct target *of, u32 page)
+{
+	if (of->is_adopted)
+		return placed_bytes(of, page);
+	return value_at(places.pages + of->shard * places.shard_pages + page);
+}
+
 /* Whether the page may be read by this pointer and has bytes of its own. */
-INLINE int is_readable(const struct page_record *r, u32 states, u32 page, const struct frame *f)
+INLINE int is_readable(const struct page_record *r, const struct target *of, u32 page,
+		       const struct frame *f)
 {
 	u64 to = be64(f->destination[0]), location = be64(f->destination[1]);
 	u32 colour = (u32)(location >> 48) << 8 | (to & 0xff);
@@ -273,8 +346,11 @@ INLINE int is_readable(const struct page_record *r, u32 states, u32 page, const 
 	if (LOAD(r->marks) || r->contents == CONTENTS_LEFTOVER || r->colour != colour ||
 	    r->space != (u16)(to >> 32))
 		return 0;
+	/* Only lines of complete allocations get away from home, and the head may be elsewhere. */
+	if (of->is_adopted)
+		return r->part == PART_HEAD || r->part == PART_BODY;
 	if (r->part == PART_BODY) {
-		r = record_at(states, page - r->link);
+		r = record_at(of->states, page - r->link);
 		if (!r)
 			return 0;
 	} else if (r->part != PART_HEAD) {
@@ -297,8 +373,9 @@ INLINE void turn_around(struct frame *f, u32 length, u64 version, const struct s
 	__builtin_memcpy(f->from, mac, 6);
 	f->destination[0] = f->source[0];
 	f->destination[1] = f->source[1];
-	/* The tag is the status, OK. */
-	f->source[0] = be64((be64(source) & ~(0xffULL | HOME << 8)) | REPLY << 8);
+	/* From this node, also for a line of another one. The tag is the status, OK. */
+	source = be64(source) & ~(0xffff00ffULL | HOME << 8);
+	f->source[0] = be64(source | (u32)places.node << 16 | REPLY << 8);
 	f->source[1] = location;
 	f->flow = be32(6U << 28);
 	f->hop_limit = HOP_LIMIT;
@@ -363,16 +440,15 @@ static long answer_page(u32 round, struct line_context *context)
 	struct frame *f = context->head;
 	struct scratch *scratch = context->scratch;
 	struct line *line = &scratch->line;
-	u32 i = line->done, crc_of_page;
+	u32 i = line->done, page = line->of.page + i, crc_of_page;
 	struct page_record *record;
 	u64 sequence, known;
 	u8 *value;
 	u16 sum;
 
 	(void)round;
-	record = record_at(line->states, line->page + i);
-	value = value_at(line->first_value + i);
-	if (!record || !value)
+	record = record_at(line->of.states, page);
+	if (!record)
 		return end_line(line, PASSED_FORM);
 	sequence = LOAD(record->sequence);
 	BARRIER();
@@ -380,7 +456,10 @@ static long answer_page(u32 round, struct line_context *context)
 	if (sequence & 1)
 		return 0;
 	/* Again, for this version. */
-	if (!is_readable(record, line->states, line->page + i, &scratch->request))
+	if (!is_readable(record, &line->of, page, &scratch->request))
+		return end_line(line, PASSED_PAGE);
+	value = bytes_of(&line->of, page);
+	if (!value)
 		return end_line(line, PASSED_PAGE);
 	crc_of_page = known;
 	if ((u32)(known >> 32) != (u32)sequence) {
@@ -435,12 +514,12 @@ INLINE int answer_line(struct __sk_buff *skb, struct frame *f, struct scratch *s
 	for (u32 i = 0; i < LINE_PAGES; i++) {
 		if (i >= line->count)
 			break;
-		record = record_at(line->states, line->page + i);
+		record = record_at(line->of.states, line->of.page + i);
 		if (!record)
 			return pass(PASSED_FORM);
 		if (LOAD(record->sequence) & 1)
 			return pass(PASSED_CHANGE);
-		if (!is_readable(record, line->states, line->page + i, request))
+		if (!is_readable(record, &line->of, line->of.page + i, request))
 			return pass(PASSED_PAGE);
 	}
 	if (skb_change_tail(skb, FRAME_BYTES + PAGE_BYTES, 0))
@@ -458,7 +537,8 @@ int answer_read(struct __sk_buff *skb)
 {
 	struct frame f = {};
 	struct header *h = &f.header;
-	u32 slot, zero = 0, number, page, start, length, piece, states, crc, expected;
+	struct target *of;
+	u32 slot, zero = 0, tables, start, length, piece, crc, expected;
 	u32 crc_of_data = 0;
 	u64 now, location, sequence, known;
 	struct shared_session *session;
@@ -480,10 +560,23 @@ int answer_read(struct __sk_buff *skb)
 	    f.payload_bytes != be16(UDP_BYTES + HEADER_BYTES) || f.udp_bytes != f.payload_bytes ||
 	    (f.flow & be32(0xf0000000)) != be32(6U << 28) ||
 	    be64(f.destination[0]) >> 48 != FABRIC_PREFIX ||
-	    (be64(f.destination[0]) >> 8 & ~HOME & 0xffffff) != ((u32)places.node << 8 | READ))
+	    (be64(f.destination[0]) >> 8 & ~HOME & 0xff) != READ)
 		return TCX_NEXT;
-	/* From here on it is a READ for this server. */
+	scratch = map_lookup(&scratches, &zero);
+	if (!scratch)
+		return TCX_NEXT;
 	location = be64(f.destination[1]);
+	/* There, because it does not fit on the stack. */
+	of = &scratch->line.of;
+	of->node = be64(f.destination[0]) >> 16;
+	of->is_adopted = of->node != places.node;
+	of->shard = location >> SHARD_SHIFT & 0xff;
+	if (of->is_adopted) {
+		of->shard %= places.shard_count;
+		if (!find_place(of, location))
+			return TCX_NEXT;
+	}
+	/* From here on it is a READ for this server, at a pointer of its own or of a line that it has. */
 	length = be32(h->length);
 	start = location & (PAGE_BYTES - 1);
 	if (!is_plain(h, &f) || location >> ENDPOINT_BIT || length == 0)
@@ -496,11 +589,16 @@ int answer_read(struct __sk_buff *skb)
 	if (!is_line && (length > PAGE_BYTES || start + length > PAGE_BYTES))
 		return pass(PASSED_FORM);
 	piece = is_line ? PAGE_BYTES : length;
-	number = location >> SHARD_SHIFT & 0xff;
-	page = (location & ((1ULL << SHARD_SHIFT) - 1)) >> PAGE_SHIFT;
-	if (number >= places.shard_count || page >= places.shard_pages ||
-	    FRAME_BYTES - ETHERNET_BYTES + piece > places.mtu)
+	if (!of->is_adopted) {
+		of->page = (location & ((1ULL << SHARD_SHIFT) - 1)) >> PAGE_SHIFT;
+		if (of->shard >= places.shard_count ||
+		    of->page + (is_line ? length / PAGE_BYTES : 1) > places.shard_pages)
+			return pass(PASSED_FORM);
+	}
+	if (FRAME_BYTES - ETHERNET_BYTES + piece > places.mtu)
 		return pass(PASSED_FORM);
+	tables = of->shard * places.stride;
+	of->states = places.states + tables;
 
 	expected = h->crc;
 	sum = pseudo_sum(&f);
@@ -510,7 +608,7 @@ int answer_read(struct __sk_buff *skb)
 	    be32(~crc_of_header(&f)) != expected)
 		return pass(PASSED_CHECKSUM);
 
-	value = value_at(places.shared + number * places.stride);
+	value = value_at(places.shared + tables);
 	if (!value)
 		return pass(PASSED_FORM);
 	shard = (struct shared_shard *)value;
@@ -524,7 +622,7 @@ int answer_read(struct __sk_buff *skb)
 		return pass(PASSED_SESSION);
 	/* The shard's record is before the sessions. */
 	slot++;
-	value = value_at(places.shared + number * places.stride + slot / SESSIONS_OF_VALUE);
+	value = value_at(places.shared + tables + slot / SESSIONS_OF_VALUE);
 	if (!value)
 		return pass(PASSED_SESSION);
 	session = (struct shared_session *)value + slot % SESSIONS_OF_VALUE;
@@ -535,30 +633,24 @@ int answer_read(struct __sk_buff *skb)
 	if (piece > piece_bytes)
 		return pass(PASSED_FORM);
 
-	states = places.states + number * places.stride;
-	record = record_at(states, page);
-	value = value_at(places.pages + number * places.shard_pages + page);
-	scratch = map_lookup(&scratches, &zero);
-	if (!record || !value || !scratch)
-		return pass(PASSED_FORM);
 	if (is_line) {
-		scratch->line = (struct line){
-			.states = states,
-			.first_value = places.pages + number * places.shard_pages + page,
-			.page = page,
-			.count = length / PAGE_BYTES,
-			.outcome = PASSED_CHANGE,
-			.is_partial = is_partial,
-		};
-		if (page + scratch->line.count > places.shard_pages)
-			return pass(PASSED_FORM);
+		scratch->line.count = length / PAGE_BYTES;
+		scratch->line.done = 0;
+		scratch->line.outcome = PASSED_CHANGE;
+		scratch->line.is_partial = is_partial;
 		return answer_line(skb, &f, scratch, shard, takes_pages);
 	}
+	record = record_at(of->states, of->page);
+	if (!record)
+		return pass(PASSED_FORM);
 	sequence = LOAD(record->sequence);
 	BARRIER();
 	if (sequence & 1)
 		return pass(PASSED_CHANGE);
-	if (!is_readable(record, states, page, &f))
+	if (!is_readable(record, of, of->page, &f))
+		return pass(PASSED_PAGE);
+	value = bytes_of(of, of->page);
+	if (!value)
 		return pass(PASSED_PAGE);
 
 	/* Verifiers before Linux 6.18 have lost the bounds by now, and the compiler knows them. */

@@ -3,8 +3,9 @@
  * What the memory server shares with the program: one array of values of a page's size, which the
  * server maps. The server's layout (src/kept/layout.rs) decides which values are what.
  *
- * The Rust types of the same names are in src/kept.rs (page_record), src/direct/ (places, counters,
- * tables) and protocol/src/direct.rs (sessions, shard); tests compare them with this file.
+ * The Rust types of the same names are in src/kept.rs (page_record), src/kept/lines.rs (line_entry),
+ * src/direct/ (places, counters, tables) and protocol/src/direct.rs (sessions, shard); tests compare
+ * them with this file.
  */
 #pragma once
 #include "kernel.h"
@@ -13,6 +14,7 @@ enum {
 	PAGE_BYTES = 4096,
 	PAGE_SHIFT = 12,
 	SHARD_SHIFT = 40,
+	LINE_PAGES = 8,
 };
 
 /* What the memory of a page contains, and its role; as in src/arena/pages.rs. */
@@ -30,6 +32,16 @@ struct page_record {
 	u8 is_complete;
 	u8 marks;
 	u8 unused[2];
+};
+
+/* What a line of the shard is. Only the names of other servers' lines are read. */
+struct line_entry {
+	u64 migration;
+	u64 epoch;
+	u64 first_page;
+	u16 node;
+	u16 generation;
+	u32 state;
 };
 
 /* Low water in the session's word, and the mark that the server executes a request. */
@@ -77,6 +89,8 @@ enum {
 	RECORDS_OF_VALUE = PAGE_BYTES / sizeof(struct page_record),
 	SESSIONS_OF_VALUE = PAGE_BYTES / sizeof(struct shared_session),
 	COUNTERS_OF_VALUE = PAGE_BYTES / sizeof(struct read_counters),
+	ENTRIES_OF_VALUE = PAGE_BYTES / sizeof(struct line_entry),
+	FRAMES_OF_VALUE = PAGE_BYTES / sizeof(u32),
 };
 
 struct value {
@@ -86,6 +100,9 @@ struct value {
 /* Where things are, as numbers of values. Those of shard n come n * `stride` later. */
 struct places {
 	u32 states;
+	/* The entries of lines, and the number of each line's frame and 1. */
+	u32 lines;
+	u32 frames;
 	u32 shared;
 	u32 pages;
 	u32 counters;

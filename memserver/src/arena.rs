@@ -653,6 +653,11 @@ impl Arena {
         self.pages.stop_in_change(number);
     }
 
+    /// The number of the line that begins at a page.
+    pub(crate) fn place_number(&self, first_page: u64) -> usize {
+        self.number(first_page) / LINE_PAGES
+    }
+
     /// What readers see of a page.
     pub(crate) fn record(&self, page: u64) -> PageRecord {
         *self.pages.state(self.number(page))

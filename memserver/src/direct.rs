@@ -6,9 +6,11 @@
 //! * `shared`: what the arena contains for readers: sessions, authority, counters. The protocol is
 //!   [`bluebridge_protocol::direct`].
 //! * `map`: the arena as a map that outlives the process.
+//! * `hints`: where lines of other servers are.
 //! * `program`: the program, `bpf/read.bpf.c`, and its tables.
 
 mod crc;
+pub(crate) mod hints;
 pub(crate) mod map;
 mod program;
 mod shared;
@@ -19,6 +21,7 @@ use std::sync::Arc;
 
 use rustix::fd::OwnedFd;
 
+use self::hints::Hints;
 use crate::memory::Mapper;
 
 pub use program::{DirectReads, NoDirectReads, check_namespace, probe};
@@ -36,6 +39,8 @@ pub struct DirectMemory {
     pub(crate) mapper: Mapper,
     /// Where its parts are.
     pub(crate) places: Places,
+    /// Where lines of other servers are.
+    pub(crate) hints: Hints,
     /// What the program counts.
     pub(crate) counters: Arc<Counters>,
 }

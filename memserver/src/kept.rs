@@ -24,7 +24,7 @@ pub(crate) mod stores;
 mod tests;
 
 use crate::{
-    direct::SharedPart,
+    direct::{SharedPart, hints::Hints},
     memory::{Memory, Table},
 };
 use layout::Places;
@@ -122,6 +122,8 @@ pub(crate) struct KeptShard {
     pub(crate) fences: Table<u32>,
     /// What it shares with direct readers; `None` if it has none.
     pub(crate) shared: Option<SharedPart>,
+    /// Where direct readers look for lines of other servers; `None` if it has none.
+    pub(crate) hints: Option<Hints>,
     /// The places in `worn` and `fences`.
     pub(crate) places: Places,
     /// Whether it holds the contents of an earlier process.

@@ -6,16 +6,19 @@
 
 use bluebridge_protocol::store::SHARD_PAGES_MAX;
 use bluebridge_wire::{
-    ArenaGeneration,
+    ArenaGeneration, NodeId,
     address::{LINE_PAGES, PAGE_BYTES},
     header::LEASE_EPOCH_MAX,
 };
 
 use super::pages::{Contents, Damaged, Pages, Use};
-use crate::kept::{
-    PageRecord,
-    lines::{AllowanceRecord, DEFAULT_FRAME, LineEntry, NO_FRAME},
-    stores,
+use crate::{
+    direct::hints::ForeignLine,
+    kept::{
+        PageRecord,
+        lines::{AllowanceRecord, DEFAULT_FRAME, LineEntry, NO_FRAME},
+        stores,
+    },
 };
 
 /// Pages that locations name.
@@ -89,14 +92,16 @@ impl Pages {
         self.place(page).map(|place| place + distance) == self.place(later)
     }
 
-    /// Why direct readers must not answer for a page, leased or not: they look for its bytes in the frame of its line's
-    /// number, and do not know of lines that are another server's.
+    /// Why direct readers must not answer for a page, leased or not. They look for the bytes of an own one in the frame of
+    /// its line's number; those of another server's line have any frame.
     pub(super) fn marks_of_line(&self, number: usize) -> u8 {
         let line = number / LINE_PAGES;
-        match self.lines.frames[line] {
-            DEFAULT_FRAME if self.is_here(line) => 0,
-            _ => PageRecord::ELSEWHERE,
-        }
+        let is_readable = if self.is_own(line) {
+            self.lines.frames[line] == DEFAULT_FRAME && self.is_here(line)
+        } else {
+            self.entry(line).state == LineEntry::ADOPTED && self.frame(line).is_some()
+        };
+        if is_readable { 0 } else { PageRecord::ELSEWHERE }
     }
 
     /// Marks the pages of a line for direct readers.
@@ -123,9 +128,23 @@ impl Pages {
 
     /// Records what a line is, after everything else about it. No page of it is leased from then on.
     pub(super) fn set_line_state(&mut self, line: usize, state: u32) {
+        let before = self.entry(line).state;
         stores::set_in_order(&mut self.lines.entries.as_mut()[line].state, state);
-        if self.is_own(line) {
-            self.mark_line(line);
+        self.mark_line(line);
+        if !self.is_own(line) && [before, state].contains(&LineEntry::ADOPTED) {
+            self.hint(line);
+        }
+    }
+
+    /// Tells direct readers whether a place has a line of another server, and which.
+    pub(super) fn hint(&mut self, line: usize) {
+        let LineEntry { first_page, node, state, .. } = *self.entry(line);
+        let foreign = ForeignLine { home: NodeId(node), first_page };
+        let place = u32::try_from(line).unwrap_or(u32::MAX);
+        let Some(hints) = self.hints() else { return };
+        match state {
+            LineEntry::ADOPTED => hints.set(foreign, place),
+            _ => hints.forget(foreign, place),
         }
     }
 

@@ -678,8 +678,14 @@ fn direct_readers_do_not_answer_for_pages_in_other_frames() {
     assert_eq!(marks(arena, 16), PageRecord::LEASED | PageRecord::ELSEWHERE);
     arena.set_leased(16, false);
     assert_eq!(marks(arena, 16), PageRecord::ELSEWHERE);
+    // Those of another server's line say themselves where they are.
     let place = world.arenas[1].place_page(0);
-    assert_eq!(marks(&world.arenas[1], place), PageRecord::ELSEWHERE);
+    let arena = &mut world.arenas[1];
+    assert_eq!(marks(arena, place), 0);
+    arena.set_leased(place, true);
+    assert_eq!(marks(arena, place), PageRecord::LEASED);
+    arena.set_leased(place, false);
+    assert_eq!(marks(arena, place), 0);
     // At home again, in its own frame, which is not the one that became spare last.
     world.delete(1);
     world.move_line(0, 0);

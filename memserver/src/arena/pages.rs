@@ -14,7 +14,7 @@ use bluebridge_wire::{
 
 use super::{ZEROS, colour::Colour, frames::pages_of};
 use crate::{
-    direct::SharedPart,
+    direct::{SharedPart, hints::Hints},
     kept::{
         CreatorRecord, KeptShard, PageRecord, ShardMemory,
         layout::Places,
@@ -184,6 +184,7 @@ struct Journal {
     worn: Table<u64>,
     fences: Table<u32>,
     shared: Option<SharedPart>,
+    hints: Option<Hints>,
     places: Places,
 }
 
@@ -202,9 +203,19 @@ impl Pages {
                 kept: None,
             },
             Some(kept) => {
-                let KeptShard { states, creators, lines, redo, worn, fences, .. } = kept;
-                let journal =
-                    Journal { redo, worn, fences, shared: kept.shared, places: kept.places };
+                let KeptShard {
+                    states,
+                    creators,
+                    lines,
+                    redo,
+                    worn,
+                    fences,
+                    shared,
+                    hints,
+                    places,
+                    ..
+                } = kept;
+                let journal = Journal { redo, worn, fences, shared, hints, places };
                 Self { sizes, memory: pages, states, creators, lines, kept: Some(journal) }
             }
         }
@@ -217,7 +228,7 @@ impl Pages {
     /// The memory of which [`Self::new`] made it, with its contents.
     pub(super) fn into_memory(self) -> ShardMemory {
         let Self { memory: pages, states, creators, lines, kept, .. } = self;
-        let kept = kept.map(|Journal { redo, worn, fences, shared, places }| KeptShard {
+        let kept = kept.map(|Journal { redo, worn, fences, shared, hints, places }| KeptShard {
             states,
             creators,
             lines,
@@ -225,6 +236,7 @@ impl Pages {
             worn,
             fences,
             shared,
+            hints,
             places,
             has_contents: true,
         });
@@ -401,6 +413,11 @@ impl Pages {
         shared.map_or_else(Shared::default, SharedPart::all)
     }
 
+    /// Where direct readers look for lines of other servers.
+    pub(super) fn hints(&mut self) -> Option<&mut Hints> {
+        self.kept.as_mut()?.hints.as_mut()
+    }
+
     /// The spaces whose worn colours are kept.
     pub(super) fn spaces(&self) -> Vec<Space> {
         self.kept.as_ref().map_or_else(Vec::new, |journal| journal.places.spaces().to_vec())
@@ -542,6 +559,9 @@ impl Pages {
                 if self.states[number].marks != marks {
                     stores::set(&mut self.states.as_mut()[number].marks, marks);
                 }
+            }
+            if !self.is_own(line) && self.entry(line).state == LineEntry::ADOPTED {
+                self.hint(line);
             }
         }
         let is_freeing = |state: &PageRecord| {

@@ -10,7 +10,8 @@ use std::{
 };
 
 use aya::{
-    maps::{Array, MapData, MapError},
+    Pod,
+    maps::{Array, HashMap, MapData, MapError},
     pin::PinError,
 };
 use bluebridge_bpf::fs as bpf_fs;
@@ -25,6 +26,9 @@ use crate::memory;
 
 /// `BPF_F_MMAPABLE` of linux/bpf.h.
 const MMAPABLE: u32 = 1 << 10;
+
+/// `BPF_F_NO_PREALLOC` of linux/bpf.h.
+const NO_PREALLOC: u32 = 1;
 
 /// How often, and how long between, the kernel is asked for memory that it is giving back in the background.
 const MEMORY_TRIES: u32 = 50;
@@ -183,6 +187,30 @@ fn try_create(at: &Path, values: u32) -> io::Result<OwnedFd> {
     own(&MapData::from_pin(at).map_err(cause)?)
 }
 
+/// Makes a table of `K` and `V` with room for so many, which takes memory for those that it has, and ends with this process.
+///
+/// # Errors
+/// The system's error.
+pub(super) fn create_table<K: Pod, V: Pod>(id: &[u8; 16], room: u32) -> io::Result<OwnedFd> {
+    let [_, at] = bpf_fs::lent_arena_pins(id);
+    make_directory_of(&at)?;
+    remove_left(&at)?;
+    let table = HashMap::<MapData, K, V>::create(room, NO_PREALLOC).map_err(cause)?;
+    // A table gives its descriptor to nobody, except by a name.
+    table.pin(&at).map_err(pin_cause)?;
+    let map = MapData::from_pin(&at).map_err(cause).and_then(|map| own(&map));
+    fs::remove_file(&at)?;
+    map
+}
+
+/// Removes a name that a process left which was killed; no other process uses the same arena.
+fn remove_left(at: &Path) -> io::Result<()> {
+    match fs::remove_file(at) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 fn make_directory_of(pin: &Path) -> io::Result<()> {
     bpf_fs::make(pin.parent().unwrap_or(Path::new("/"))).map_err(|error| {
         match error.source.kind() {
@@ -269,27 +297,40 @@ pub(crate) fn remove(id: &[u8; 16]) -> io::Result<()> {
     bpf_fs::remove_arena_pin(id).map_err(|error| error.source)
 }
 
-/// A name for a map while a program is loaded that uses it; removed when this is dropped.
-pub(super) struct Lent(pub(super) PathBuf);
+/// Names for the maps of an arena while a program is loaded that uses them; removed when this is dropped.
+pub(super) struct Lent {
+    arena: PathBuf,
+    hints: PathBuf,
+}
 
 impl Lent {
     /// # Errors
     /// The system's error.
     pub(super) fn new(memory: &DirectMemory) -> io::Result<Self> {
-        // No other process loads a program for the same arena; one that was killed may have left it.
-        let at = bpf_fs::lent_arena_pin(&memory.id);
-        match fs::remove_file(&at) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
+        let [arena, hints] = bpf_fs::lent_arena_pins(&memory.id);
+        let lent = Self { arena, hints };
+        for (map, at) in [(&memory.map, &lent.arena), (memory.hints.map(), &lent.hints)] {
+            remove_left(at)?;
+            pin(map, at)?;
         }
-        pin(&memory.map, &at)?;
-        Ok(Self(at))
+        Ok(lent)
+    }
+
+    /// The name of the arena.
+    pub(super) fn arena(&self) -> &Path {
+        &self.arena
+    }
+
+    /// The name of the hints.
+    pub(super) fn hints(&self) -> &Path {
+        &self.hints
     }
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
+        let _ = fs::remove_file(&self.arena);
+        let _ = fs::remove_file(&self.hints);
     }
 }
 

@@ -128,6 +128,8 @@ pub fn probe(interface: &str) -> Result<(), NoDirectReads> {
         shared: 3,
         pages: 4,
         counters: 1,
+        lines: 5,
+        frames: 6,
         stride: 4,
         shard_pages: 1 << 20,
         shard_count: 2,
@@ -226,8 +228,9 @@ pub(super) fn load(places: &Places, arena: Option<&DirectMemory>) -> Result<Ebpf
     loader.override_global("crc_tables", &*tables, true);
     // Maps can be handed over by name only.
     let lent = arena.map(Lent::new).transpose().map_err(NoDirectReads::Map)?;
-    if let Some(Lent(name)) = &lent {
-        loader.map_pin_path("arena", name);
+    if let Some(lent) = &lent {
+        loader.map_pin_path("arena", lent.arena());
+        loader.map_pin_path("hints", lent.hints());
     }
     let mut program = loader.load(object).map_err(refused)?;
     classifier(&mut program)?.load().map_err(|error| kernel(&error))?;

@@ -156,6 +156,8 @@ impl Counters {
 #[repr(C)]
 pub(crate) struct Places {
     pub(crate) states: u32,
+    pub(crate) lines: u32,
+    pub(crate) frames: u32,
     pub(crate) shared: u32,
     pub(crate) pages: u32,
     pub(crate) counters: u32,

@@ -7,7 +7,7 @@ use core::mem::offset_of;
 use bluebridge_testkit::c_struct;
 
 use super::Places;
-use crate::kept::PageRecord;
+use crate::kept::{PageRecord, lines::LineEntry};
 
 const SHARED: &str = include_str!("../../bpf/shared.h");
 
@@ -28,7 +28,19 @@ fn both_languages_have_the_same_records() {
     ];
     assert_eq!(c_struct(SHARED, "page_record"), of_rust);
     let of_rust = [
+        ("migration", offset_of!(LineEntry, migration)),
+        ("epoch", offset_of!(LineEntry, epoch)),
+        ("first_page", offset_of!(LineEntry, first_page)),
+        ("node", offset_of!(LineEntry, node)),
+        ("generation", offset_of!(LineEntry, generation)),
+        ("state", offset_of!(LineEntry, state)),
+        ("", size_of::<LineEntry>()),
+    ];
+    assert_eq!(c_struct(SHARED, "line_entry"), of_rust);
+    let of_rust = [
         ("states", offset_of!(Places, states)),
+        ("lines", offset_of!(Places, lines)),
+        ("frames", offset_of!(Places, frames)),
         ("shared", offset_of!(Places, shared)),
         ("pages", offset_of!(Places, pages)),
         ("counters", offset_of!(Places, counters)),
@@ -68,6 +80,7 @@ fn both_languages_have_the_same_numbers() {
         "EXECUTING (1ULL << 47)",
         &format!("SESSION_WINDOW = {}", bluebridge_wire::SESSION_WINDOW),
         &format!("PAGE_SHIFT = {}", bluebridge_wire::address::PAGE_SHIFT),
+        &format!("LINE_PAGES = {}", bluebridge_wire::address::LINE_PAGES),
         &format!("SHARD_SHIFT = {}", bluebridge_wire::address::SHARD_SHIFT),
         "CONTENTS_LEFTOVER = 1",
         "PART_NONE = 0, PART_HEAD = 1, PART_BODY = 2",

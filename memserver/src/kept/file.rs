@@ -35,6 +35,7 @@ use crate::{
     Arena,
     direct::{
         DirectMemory, NoDirectReads,
+        hints::Hints,
         map::{self, Found},
     },
     memory::{self, HUGE_PAGE_BYTES, PageKind, Table, Windows},
@@ -236,7 +237,9 @@ impl ArenaFile {
         let direct = match direct_map {
             Some((map, mapper)) => {
                 let (places, counters) = (layout.direct_places(), counters.into());
-                Ok(DirectMemory { id, map, mapper, places, counters })
+                let hints = Self::hints(&id, layout.adopted_lines(), &mut shards);
+                let hints = hints.map_err(|error| self.failed("share", error))?;
+                Ok(DirectMemory { id, map, mapper, places, hints, counters })
             }
             None if self.is_direct => Err(NoDirectReads::InFile),
             None => Err(NoDirectReads::Off),
@@ -262,6 +265,15 @@ impl ArenaFile {
         };
         let path = self.path.clone();
         Ok(Kept { unassigned, path, header, shards, bytes: page_bytes, page_kind, direct })
+    }
+
+    /// Makes the table in which shards tell direct readers where lines of other servers are.
+    fn hints(id: &[u8; 16], lines: usize, shards: &mut [ShardMemory]) -> io::Result<Hints> {
+        let hints = Hints::create(id, lines)?;
+        for kept in shards.iter_mut().filter_map(|shard| shard.kept.as_mut()) {
+            kept.hints = Some(hints.share()?);
+        }
+        Ok(hints)
     }
 
     /// Whether a server of the same sizes could take over what a file holds, as far as that can be seen while another

@@ -208,6 +208,8 @@ impl Layout {
         let first = states.first().copied().unwrap_or(0);
         DirectPlaces {
             states: first,
+            lines: value(shards.first().map(|shard| &shard.lines)),
+            frames: value(shards.first().map(|shard| &shard.frames)),
             shared: value(shards.first().map(|shard| &shard.shared)),
             pages: value(pages.first()),
             counters: value(Some(&counters)),
@@ -220,6 +222,11 @@ impl Layout {
             processors: PROCESSORS,
             ..DirectPlaces::default()
         }
+    }
+
+    /// Lines of other servers that all shards together may have.
+    pub(crate) fn adopted_lines(&self) -> usize {
+        self.sizes().adopted_lines * usize::from(self.shard_count)
     }
 
     /// Bytes of the whole file.
@@ -299,6 +306,7 @@ impl Layout {
                     states,
                     creators,
                     shared,
+                    hints: None,
                     places,
                     has_contents,
                 }

@@ -3,6 +3,7 @@
 //!
 //! * `rig`, `frames`: a shard with the program, and what both get and send.
 //! * `pages`, `lines`: READs of one page, and of several.
+//! * `adopted`: READs of lines of other servers.
 //! * `changes`: lines of which a page changes when others have been sent.
 //! * `passed`: what is not a plain READ, and what is damaged.
 //! * `sessions`: sessions, their numbers, and shards that do not serve.
@@ -10,6 +11,7 @@
 //! * `memory`: the map of an arena, beside its file and in its process.
 //! * `kernels`: whether a kernel answers READs at all.
 
+mod adopted;
 mod changes;
 mod frames;
 mod kernels;

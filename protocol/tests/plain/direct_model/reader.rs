@@ -44,7 +44,15 @@ impl Reading {
             () if scenario.has(Mutant::FactsFirst) => At::Compare,
             () => At::LoadWord,
         };
-        Self { request, at, word: Word::default(), sequence: 0, is_leftover: false, frame: 0, halves: [0; 2] }
+        Self {
+            request,
+            at,
+            word: Word::default(),
+            sequence: 0,
+            is_leftover: false,
+            frame: 0,
+            halves: [0; 2],
+        }
     }
 
     pub(super) const fn request(&self) -> Request {

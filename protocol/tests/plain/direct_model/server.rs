@@ -246,7 +246,9 @@ impl Scenario {
                     return Answer::Refused;
                 }
                 parts[page] = match op {
-                    Op::Add(..) => part(page, [Some(world.pages[page].served(world.frame)[0] + 1), None]),
+                    Op::Add(..) => {
+                        part(page, [Some(world.pages[page].served(world.frame)[0] + 1), None])
+                    }
                     Op::WritePart(..) => part(page, [Some(value), None]),
                     _ => part(page, [Some(value); 2]),
                 };
@@ -589,7 +591,12 @@ impl Scenario {
     }
 
     /// The stores with which a place gets a line, its page and its memory.
-    fn placed(&self, bytes: [Half; 2], frame: usize, (is_other, here): (bool, Store)) -> Vec<Store> {
+    fn placed(
+        &self,
+        bytes: [Half; 2],
+        frame: usize,
+        (is_other, here): (bool, Store),
+    ) -> Vec<Store> {
         let page = 0;
         let mut stores = vec![Store::Reused { page }, Store::Frame(frame)];
         stores.extend([0, 1].map(|half| Store::Half { page, half, value: bytes[half] }));

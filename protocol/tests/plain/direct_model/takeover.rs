@@ -134,7 +134,8 @@ impl Scenario {
             let this = world.pages[page];
             let tag = if this.kind.role == Role::Free { 0 } else { this.tag };
             let floor = world.record.floor[page];
-            world.witness.is_lost |= world.moment(page, floor, tag, this.served(world.frame)).is_none();
+            world.witness.is_lost |=
+                world.moment(page, floor, tag, this.served(world.frame)).is_none();
         }
     }
 

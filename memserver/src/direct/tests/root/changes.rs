@@ -35,7 +35,7 @@ fn change_when_sent(rig: &Rig, page: u64, after: PageRecord) -> Ebpf {
         .override_global("record_value", &value, true)
         .override_global("record_number", &number, true)
         .override_global("record_after", &after, true)
-        .map_pin_path("arena", &lent.0)
+        .map_pin_path("arena", lent.arena())
         .load(CHANGE.expect("clang was there when this was built"))
         .expect("the kernel takes its maps");
     let change = program.program_mut("change_record").expect("it is there");
@@ -124,7 +124,7 @@ fn a_page_that_keeps_changing_is_tried_again_twice() {
 const RETRIES: u32 = 2;
 
 /// `struct scratch` of the program; `rounds` is its last member.
-const SCRATCH_BYTES: usize = 4288;
+const SCRATCH_BYTES: usize = 4304;
 
 #[derive(Clone, Copy)]
 struct Scratch([u8; SCRATCH_BYTES]);
@@ -139,6 +139,7 @@ fn rounds(rig: &Rig) -> u32 {
     let of_all = scratches.get(&0, 0).expect("it has one value");
     let rounds = of_all
         .iter()
-        .map(|Scratch(bytes)| bytes.last_chunk().map_or(0, |it| u32::from_ne_bytes(*it)));
-    rounds.max().expect("there is a processor")
+        .map(|Scratch(bytes)| bytes.last_chunk().map_or(0, |it| u64::from_ne_bytes(*it)));
+    let most = rounds.max().expect("there is a processor");
+    u32::try_from(most).expect("it is small")
 }
