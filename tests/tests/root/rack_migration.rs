@@ -294,6 +294,67 @@ fn what_had_moved_is_found_when_its_home_lost_its_memory() {
     assert_eq!(directory_entries(&rack), entries, "nothing leads there");
 }
 
+/// READs of a server's memory that its kernel answered, by its last report.
+fn answered(rack: &TestRack, server: NodeId) -> u64 {
+    let nodes = rack.controller_status().nodes;
+    let reports = nodes.into_iter().filter(|node| node.node == u32::from(server.0));
+    reports.filter_map(|node| node.direct_reads).map(|reads| reads.answered_count).sum()
+}
+
+#[test]
+fn the_kernel_answers_for_memory_that_moved_while_its_server_stands_still() {
+    let mut rack = TestRack::up("move-direct", &RackOptions::new(DataPlane::Ebpf, "9000"));
+    let endpoint = Endpoint::join(&rack, 1);
+    let [home, other] = [1, 2].map(|number| endpoint.server(number));
+    let mut config = endpoint.config(1);
+    config.memory_nodes = vec![MemoryNode { node: home, shard_count: 1 }];
+    let mut client = endpoint.open(&rack, config);
+    let region = client.create((FEW * PAGE_BYTES) as u64).expect("there is room");
+    let at = |page: usize| region.at((page * PAGE_BYTES) as u64).expect("inside");
+    for page in 0..FEW {
+        client.write(at(page), &stamp(page, 1)).expect("it is at home");
+    }
+    let first = region.base().location.page();
+    await_moved(&rack, migrate(&rack, home, other, &(first..first + FEW as u64)));
+    let read_all = |client: &mut UdpClient, change: u64| {
+        let mut bytes = vec![0; FEW * PAGE_BYTES];
+        for page in 0..FEW {
+            client.read(at(page), &mut bytes[..PAGE_BYTES]).expect("it is there");
+            assert!(bytes[..PAGE_BYTES] == stamp(page, change), "page {page}");
+        }
+        client.read(region.base(), &mut bytes).expect("it is there");
+        for (page, bytes) in bytes.chunks(PAGE_BYTES).enumerate() {
+            assert!(bytes == stamp(page, change), "page {page} of a line");
+        }
+    };
+    for change in [1, 2] {
+        // The first requests learn where the memory is now, and that a switch leads there.
+        let before = answered(&rack, other);
+        until("the kernel of the new server answers", || {
+            read_all(&mut client, change);
+            answered(&rack, other) > before
+        });
+        let pid = rack.process("memserver-s2").pid;
+        freeze(pid);
+        read_all(&mut client, change);
+        let target = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a pid");
+        kill_process(target, Signal::CONT).expect("may go on");
+        if change == 1 {
+            // The next process has the line in its place, and answers as well.
+            (0..FEW).for_each(|page| client.write(at(page), &stamp(page, 2)).expect("it is there"));
+            rack.kill("memserver-s2");
+            rack.start_with_memory("memserver-s2");
+        }
+    }
+    // At home again it is read there.
+    await_moved(&rack, migrate(&rack, home, home, &(first..first + FEW as u64)));
+    let before = answered(&rack, home);
+    until("the kernel of the home answers", || {
+        read_all(&mut client, 2);
+        answered(&rack, home) > before
+    });
+}
+
 /// The space of all of them.
 const SPACE: u32 = 1;
 
