@@ -243,6 +243,19 @@ INLINE u16 bytes_sum(const u8 *bytes, u32 length, u16 sum)
 	return fold(all);
 }
 
+/* Whether the pointer in the header is the destination, or one for whose shard the destination is the
+ * server's endpoint address. */
+INLINE int is_at_target(const struct header *h, const struct frame *f)
+{
+	u64 to = be64(f->destination[0]), location = be64(f->destination[1]);
+	u64 target = be64(h->target[0]), of_target = be64(h->target[1]);
+
+	if (location >> ENDPOINT_BIT)
+		return !(to & 0xff) && (target & ~0xffff00ffULL) == (to & ~0xffffffffULL) &&
+		       !((location ^ of_target) >> SHARD_SHIFT & 0xff);
+	return target == (to & ~0xff00ULL) && of_target == location;
+}
+
 /* Whether it is a READ by form that a datagram for each page answers. */
 INLINE int is_plain(const struct header *h, const struct frame *f)
 {
@@ -251,8 +264,7 @@ INLINE int is_plain(const struct header *h, const struct frame *f)
 
 	return h->version == 1 && h->words == HEADER_BYTES / 4 && (flags & ~FLAG_QUEUED) == 0 &&
 	       h->required == 0 && h->key_id == 0 && h->page_shift == PAGE_SHIFT &&
-	       h->offset == 0 && be64(h->target[0]) == (to & ~0xff00ULL) &&
-	       h->target[1] == f->destination[1] && (be64(f->source[1]) >> ENDPOINT_BIT) &&
+	       h->offset == 0 && is_at_target(h, f) && (be64(f->source[1]) >> ENDPOINT_BIT) &&
 	       !(be64(f->source[0]) & 0xffff) && be64(f->source[0]) >> 32 == to >> 32;
 }
 
@@ -340,7 +352,7 @@ INLINE u8 *bytes_of(const struct target *of, u32 page)
 INLINE int is_readable(const struct page_record *r, const struct target *of, u32 page,
 		       const struct frame *f)
 {
-	u64 to = be64(f->destination[0]), location = be64(f->destination[1]);
+	u64 to = be64(f->header.target[0]), location = be64(f->header.target[1]);
 	u32 colour = (u32)(location >> 48) << 8 | (to & 0xff);
 
 	if (LOAD(r->marks) || r->contents == CONTENTS_LEFTOVER || r->colour != colour ||
@@ -547,7 +559,7 @@ int answer_read(struct __sk_buff *skb)
 	struct scratch *scratch;
 	const u8 *bytes, *from;
 	u16 sum, piece_bytes, takes_pages;
-	int is_whole, is_partial, is_line;
+	int is_whole, is_partial, is_line, is_at_endpoint;
 	u8 *value;
 
 	/* The cheapest check first: most other frames have another length. */
@@ -565,10 +577,13 @@ int answer_read(struct __sk_buff *skb)
 	scratch = map_lookup(&scratches, &zero);
 	if (!scratch)
 		return TCX_NEXT;
-	location = be64(f.destination[1]);
+	is_at_endpoint = be64(f.destination[1]) >> ENDPOINT_BIT;
+	if (is_at_endpoint && (u16)(be64(f.destination[0]) >> 16) != places.node)
+		return TCX_NEXT;
+	location = be64(h->target[1]);
 	/* There, because it does not fit on the stack. */
 	of = &scratch->line.of;
-	of->node = be64(f.destination[0]) >> 16;
+	of->node = be64(is_at_endpoint ? h->target[0] : f.destination[0]) >> 16;
 	of->is_adopted = of->node != places.node;
 	of->shard = location >> SHARD_SHIFT & 0xff;
 	if (of->is_adopted) {
@@ -576,13 +591,14 @@ int answer_read(struct __sk_buff *skb)
 		if (!find_place(of, location))
 			return TCX_NEXT;
 	}
-	/* From here on it is a READ for this server, at a pointer of its own or of a line that it has. */
+	/* From here on it is a READ for this server, of an own page or of a line that it has. */
 	length = be32(h->length);
 	start = location & (PAGE_BYTES - 1);
 	if (!is_plain(h, &f) || location >> ENDPOINT_BIT || length == 0)
 		return pass(PASSED_FORM);
-	/* Requests of several pages have the bit; of those of one page, some that are sent again. */
-	is_line = (be64(f.destination[0]) >> 8 & HOME) != 0;
+	/* Requests of several pages have the bit; of those of one page, some that are sent again, and all
+	 * at the endpoint address. */
+	is_line = is_at_endpoint ? length > PAGE_BYTES : (be64(f.destination[0]) >> 8 & HOME) != 0;
 	if (is_line && (start || length % PAGE_BYTES || length <= PAGE_BYTES ||
 			(location >> PAGE_SHIFT) % LINE_PAGES + length / PAGE_BYTES > LINE_PAGES))
 		return pass(PASSED_FORM);

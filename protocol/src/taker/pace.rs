@@ -18,14 +18,14 @@ pub(super) const LINES_MAX: u32 = 16;
 /// The lines of a burst.
 const BURST: u32 = 4;
 
-/// The smallest number on average, in parts: bursts take an eighth of the time then.
-const FEWEST: u64 = PARTS / 2;
+/// The smallest number on average, in parts: bursts take a sixteenth of the time then.
+const FEWEST: u64 = PARTS / 4;
 
 /// The longest rest.
-const REST_MAX: Duration = Duration::from_millis(50);
+const REST_MAX: Duration = Duration::from_millis(100);
 
-/// How much longer than the fastest line a line may take: about as long as ten lines take one after the other.
-const TARGET: Duration = Duration::from_micros(400);
+/// How much longer than the fastest line a line may take: about as long as eight lines take one after the other.
+const TARGET: Duration = Duration::from_micros(300);
 
 /// Lines after which the fastest of them is forgotten with the next ones: the path may have become longer.
 const HISTORY: u32 = 4096;
@@ -158,8 +158,8 @@ mod tests {
     fn it_grows_until_lines_delay_each_other_by_the_target() {
         let mut pace = Pace::new();
         let lines = run(&mut pace, 2000, Duration::from_micros(40), Duration::ZERO);
-        // Four lines at first, and ten by which they delay each other.
-        assert!((12..=15).contains(&lines), "{lines}");
+        // Four lines at first, and eight by which they delay each other.
+        assert!((10..=13).contains(&lines), "{lines}");
         let lines = run(&mut pace, 2000, Duration::ZERO, Duration::ZERO);
         assert_eq!(lines, LINES_MAX, "nothing delays them");
     }
@@ -189,8 +189,8 @@ mod tests {
         run(&mut pace, 10, Duration::ZERO, Duration::ZERO);
         run(&mut pace, 100, Duration::ZERO, Duration::from_millis(2));
         let ms = Duration::from_millis;
-        assert_eq!(bursts(&mut pace, 10, ms(1)), (40, ms(80)), "an eighth of the time");
-        assert_eq!(bursts(&mut pace, 2, ms(100)), (8, ms(300)), "no longer rests");
+        assert_eq!(bursts(&mut pace, 10, ms(1)), (40, ms(160)), "a sixteenth of the time");
+        assert_eq!(bursts(&mut pace, 2, ms(100)), (8, ms(400)), "no longer rests");
         // One line that waits takes no part.
         let later = Timestamp::ZERO + Duration::from_secs(9);
         assert_eq!((pace.room(later, 2), pace.room(later, 1)), (0, 3));

@@ -12,7 +12,8 @@ use aya::programs::{TestRun as _, TestRunOptions};
 use bluebridge_protocol::store::{HomeLine, LineStore, PageStore, Taken};
 use bluebridge_testkit::namespace::in_thread;
 use bluebridge_wire::{
-    ArenaGeneration, Command, Datagram, Header, LinePage, NodeId, Space, Tag,
+    ArenaGeneration, Command, Datagram, EndpointAddress, Header, LinePage, NodeId, Pointer, Space,
+    Tag,
     address::{Fields, LINE_PAGES, PAGE_BYTES, PAGE_SHIFT, SHARD_SHIFT},
     line::{LineRecord, PageContents, Part},
 };
@@ -21,7 +22,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use super::{
     frames::{HOME, frame, frame_of, frame_to, parts},
     lines::Clones,
-    rig::{CLIENT, NEXT, OTHER, REDIRECT, Rig, SHARD, SPACE, now},
+    rig::{CLIENT, NEXT, OTHER, REDIRECT, Rig, SERVER, SHARD, SPACE, now},
 };
 use crate::direct::{ReadCounts, hints::ForeignLine, program::classifier};
 
@@ -91,6 +92,11 @@ fn pointer(node: NodeId, page: u64, start: u64) -> Ipv6Addr {
     Fields { space: SPACE, node, command: 0, tag: TAG.0, location }.to_ipv6()
 }
 
+fn endpoint(target: Ipv6Addr) -> Ipv6Addr {
+    let pointer = Pointer::from_ipv6(target).expect("a pointer");
+    EndpointAddress::for_memory(SERVER, pointer).to_ipv6()
+}
+
 const PAGE_REASON: fn(&ReadCounts) -> u64 = |counts| counts.passed_page;
 
 #[test]
@@ -105,7 +111,14 @@ fn pages_of_other_servers_are_answered_as_the_responder_answers() {
             let length = if round % 3 == 0 { 4096 } else { random.random_range(1..=4096_u32) };
             let start = random.random_range(0..=4096 - u64::from(length));
             let (target, header) = rig.read_foreign(home_line(line as u64) + page, start, length);
-            rig.assert_answered(&frame(Command::Read, target, &header, &[]));
+            let code = Command::Read.code();
+            if round % 2 == 0 {
+                rig.assert_answered(&frame(Command::Read, target, &header, &[]));
+            } else {
+                // As long as no entry leads the pointer here.
+                let endpoint = endpoint(target);
+                rig.assert_answered(&frame_to(code | HOME, endpoint, target, &header, &[]));
+            }
             if round % 7 == 0 {
                 rig.arena.write(places[line] + page, random.random_range(0..4000), &[8, 7, 6]);
             }
@@ -113,7 +126,8 @@ fn pages_of_other_servers_are_answered_as_the_responder_answers() {
         for pages in 2..=6 {
             let (target, header) = rig.read_foreign(home_line(1) + 2, 0, pages << PAGE_SHIFT);
             let code = Command::Read.code() | HOME;
-            let read = frame_to(code, target, target, &header, &[]);
+            let to = if pages % 2 == 0 { target } else { endpoint(target) };
+            let read = frame_to(code, to, target, &header, &[]);
             let (action, last) = rig.run(&read);
             assert_eq!(action, REDIRECT, "{:?}", rig.memory.counters.counts());
             let mut answers = clones.collect(pages as usize - 1);
@@ -152,6 +166,25 @@ fn pages_of_other_servers_that_may_not_be_read_are_for_the_server() {
         let (action, after) = rig.run(&read);
         assert!((action, after) == (NEXT, read), "{other}");
     }
+    // The endpoint address of another shard, of another space, of another server, and with a tag.
+    let of = |change: fn(&mut Fields)| {
+        let mut fields = Fields::unpack(endpoint(target)).expect("in the fabric");
+        change(&mut fields);
+        fields.to_ipv6()
+    };
+    let code = Command::Read.code() | HOME;
+    for to in [
+        of(|fields| fields.location += 1 << SHARD_SHIFT),
+        of(|fields| fields.space = OTHER),
+        of(|fields| fields.tag = 1),
+    ] {
+        let form = |counts: &ReadCounts| counts.passed_form;
+        rig.assert_passed(&frame_to(code, to, target, &header, &[]), form);
+    }
+    let to = of(|fields| fields.node.0 += 1);
+    let read = frame_to(code, to, target, &header, &[]);
+    let (action, after) = rig.run(&read);
+    assert!((action, after) == (NEXT, read), "another server's");
     for other in [at(|fields| fields.tag += 1), at(|fields| fields.location += 1 << 48)] {
         rig.assert_passed(&frame(Command::Read, other, &header, &[]), PAGE_REASON);
     }
