@@ -237,16 +237,12 @@ impl<T: Transport> Driver<T> {
     fn wait(&mut self, work: &mut impl Work) -> Result<Timestamp, Error> {
         let timer = self.requester.poll_timeout().unwrap_or(Timestamp::ZERO);
         let spin = if self.polls { self.spin.next() } else { Duration::ZERO };
-        let begun = self.spin.learns_from(spin).then(|| self.transport.now());
         let count = match self.transport.receive(Wait::spinning(spin, timer)) {
             Ok(count) => count,
             Err(error) => return Err(self.carrier_failed(Arc::new(error))),
         };
         let now = self.transport.received_at();
-        if let Some(begun) = begun {
-            let waited = now.saturating_since(begun);
-            self.spin.note(spin, (count > 0 && waited <= spin).then_some(waited));
-        }
+        self.spin.note(spin, self.transport.polled());
         for index in 0..count {
             let incoming = self.transport.incoming(index);
             let datagram = Datagram::parse(incoming.source, incoming.destination, incoming.payload);

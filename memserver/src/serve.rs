@@ -277,7 +277,7 @@ impl<T: Transport, S: Store> Shard<T, S> {
             self.free(&control.statistics)?;
             let is_surveying = self.survey(&control.statistics);
             let count = if self.backlog.is_empty() && !is_surveying {
-                self.wait(now, ends_at, control)?
+                self.wait(ends_at, control)?
             } else {
                 self.transport.receive(Wait::NONE)?
             };
@@ -328,15 +328,12 @@ impl<T: Transport, S: Store> Shard<T, S> {
     /// Polls for the spinning time; then tidies, or publishes the statistics and sleeps.
     fn wait(
         &mut self,
-        now: Timestamp,
         ends_at: Option<Timestamp>,
         control: &ShardControl,
     ) -> Result<usize, ServeError> {
         let spin = self.spin.next();
-        let count = self.transport.receive(Wait::spinning(spin, now + spin))?;
-        let waited = || self.transport.received_at().saturating_since(now);
-        let waited = (count > 0).then(waited);
-        self.spin.note(spin, waited);
+        let count = self.transport.receive(Wait::polling(spin))?;
+        self.spin.note(spin, self.transport.polled());
         if count > 0 || self.store.tidy(TIDY_PAGES) > 0 {
             return Ok(count);
         }

@@ -16,8 +16,8 @@ use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 use pcap_file::{DataLink, Endianness, PcapError, TsResolution};
 
 use crate::{
-    Capabilities, Counters, Incoming, Outgoing, ReceiveError, Timestamp, TransmitError, Transport,
-    Wait, Wakeable, Waker,
+    Capabilities, Counters, Incoming, Outgoing, Polled, ReceiveError, Timestamp, TransmitError,
+    Transport, Wait, Wakeable, Waker,
 };
 
 /// The longest packet of the file: no IPv6 packet is longer.
@@ -129,6 +129,10 @@ impl<T: Transport, W: Write> Transport for Capture<T, W> {
             self.record.add(time, &packet);
         }
         Ok(count)
+    }
+
+    fn polled(&self) -> Polled {
+        self.inner.polled()
     }
 
     fn incoming(&self, index: usize) -> Incoming<'_> {

@@ -15,8 +15,8 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
 use crate::{
-    Capabilities, Counters, Incoming, Outgoing, ReceiveError, Timestamp, TransmitError, Transport,
-    Wait, Wakeable, Waker,
+    Capabilities, Counters, Incoming, Outgoing, Polled, ReceiveError, Timestamp, TransmitError,
+    Transport, Wait, Wakeable, Waker,
 };
 pub use verdict::Probability;
 use verdict::Verdict;
@@ -289,7 +289,7 @@ impl<T: Transport> Transport for Impaired<T> {
             let now = self.inner.now();
             let until = self.next_due().map_or(wait.deadline, |due| due.min(wait.deadline));
             let spin = wait.spin.saturating_sub(now.saturating_since(start));
-            let count = self.inner.receive(Wait { spin, deadline: until })?;
+            let count = self.inner.receive(Wait { spin, deadline: until, ..wait })?;
             // The inner carrier was interrupted or woken, uses virtual time, or has waited until the end.
             if count > 0 || until == wait.deadline || self.inner.now() < until {
                 return Ok(count);
@@ -300,6 +300,10 @@ impl<T: Transport> Transport for Impaired<T> {
                 return Ok(0);
             }
         }
+    }
+
+    fn polled(&self) -> Polled {
+        self.inner.polled()
     }
 
     fn incoming(&self, index: usize) -> Incoming<'_> {

@@ -8,7 +8,7 @@
 //! All system calls are in `udp/sys.rs` and `udp/sys/`, the only files with `unsafe`.
 //!
 //! * `transport`: the trait; `error`: how it fails; `wake`: waking a thread that waits in it; `spin`: how long to poll
-//!   before sleeping.
+//!   before sleeping; `polling`: giving way to other threads meanwhile.
 //! * `clock`: real and virtual time; [`interface`]: the system's data about an interface.
 
 #![deny(unsafe_code)]
@@ -20,6 +20,7 @@ mod error;
 pub mod impaired;
 pub mod interface;
 pub mod memory;
+mod polling;
 mod spin;
 mod transport;
 pub mod udp;
@@ -29,5 +30,5 @@ pub use bluebridge_time::Timestamp;
 pub use clock::{ManualClock, monotonic_now};
 pub use error::{OpenError, ReceiveError, TransmitError};
 pub use spin::Spin;
-pub use transport::{Capabilities, Counters, Incoming, Outgoing, Transport, Wait};
+pub use transport::{Capabilities, Counters, Incoming, Outgoing, Polled, Transport, Wait};
 pub use wake::{Wakeable, Waker};

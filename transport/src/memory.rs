@@ -15,10 +15,11 @@ use std::sync::{Arc, PoisonError, RwLock};
 use ipnet::Ipv6Net;
 
 use crate::clock::Clock;
+use crate::polling::Polling;
 use crate::udp::LARGEST_PAYLOAD_BYTES;
 use crate::{
-    Capabilities, Counters, Incoming, ManualClock, Outgoing, ReceiveError, Timestamp,
-    TransmitError, Transport, Wait, Wakeable, Waker,
+    Capabilities, Counters, Incoming, ManualClock, Outgoing, Polled, ReceiveError, Timestamp,
+    TransmitError, Transport, Wait, Wakeable, Waker, monotonic_now,
 };
 use queue::Datagram;
 pub(crate) use queue::Queue;
@@ -27,6 +28,9 @@ pub(crate) use queue::Queue;
 pub const ENDPOINT_LIMIT: usize = 65_536;
 /// Datagrams taken from a queue at a time.
 const BATCH_COUNT: usize = 64;
+
+/// Looks at the queue between two clock readings; they take about a microsecond.
+const POLLS_PER_CLOCK_READING: usize = 32;
 
 /// Why a prefix could not be attached to a hub.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -132,6 +136,7 @@ impl Hub {
             },
             counters: Counters::default(),
             arrivals: Vec::with_capacity(BATCH_COUNT),
+            polling: Polling::new(),
         })
     }
 
@@ -179,6 +184,7 @@ pub struct MemoryTransport {
     capabilities: Capabilities,
     counters: Counters,
     arrivals: Vec<Datagram>,
+    polling: Polling,
 }
 
 impl MemoryTransport {
@@ -203,6 +209,10 @@ impl Transport for MemoryTransport {
 
     fn now(&self) -> Timestamp {
         self.shared.clock.now()
+    }
+
+    fn polled(&self) -> Polled {
+        self.polling.outcome()
     }
 
     fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError> {
@@ -236,6 +246,7 @@ impl Transport for MemoryTransport {
 
     fn receive(&mut self, wait: Wait) -> Result<usize, ReceiveError> {
         self.queue.exchange(&mut self.arrivals, BATCH_COUNT);
+        self.polling.at_once(!self.arrivals.is_empty());
         if self.arrivals.is_empty()
             && wait.deadline > Timestamp::ZERO
             && matches!(self.shared.clock, Clock::Monotonic)
@@ -268,17 +279,23 @@ impl Wakeable for MemoryTransport {
 
 impl MemoryTransport {
     /// Spins, then parks, until a datagram waits or the deadline has passed.
-    fn wait(&self, wait: Wait) {
-        let mut now = self.now();
-        let spin_end = (now + wait.spin).min(wait.deadline);
-        while now < spin_end {
-            if self.queue.has_datagrams() {
-                return;
+    fn wait(&mut self, wait: Wait) {
+        self.polling.begin(wait, self.now());
+        while self.polling.goes_on() {
+            for _ in 0..POLLS_PER_CLOCK_READING {
+                if self.queue.has_datagrams() {
+                    self.polling.found();
+                    return;
+                }
+                core::hint::spin_loop();
             }
-            core::hint::spin_loop();
-            now = self.now();
+            if self.polling.polled_until(monotonic_now()) {
+                std::thread::yield_now();
+                self.polling.yielded_until(monotonic_now());
+            }
         }
-        while now < wait.deadline {
+        let mut now = self.polling.now();
+        while wait.sleeps && now < wait.deadline {
             let left: Duration = wait.deadline.saturating_since(now);
             if self.queue.park(left) {
                 return;

@@ -1,11 +1,18 @@
 //! How long a thread polls before it sleeps, learned from how long it had to wait.
 //!
 //! To sleep costs the wake-up, and to poll costs the time. So polling for some time is worth it if the waits that end
-//! in this time save more wake-ups than the time that the others waste. Now and then a wait polls for the longest time,
-//! because only such waits tell how long a shorter one would have had to be: the length of a wait that slept has the
-//! wake-up in it.
+//! in this time save more wake-ups than the time that the others waste. Of times that save about as much the longest is
+//! best: a thread that sleeps in one wait of a hundred makes the slowest requests of all who wait for it.
+//!
+//! Now and then a wait polls for the longest time, because only such waits tell how long a shorter one would have had to
+//! be: the length of a wait that slept has the wake-up in it.
+//!
+//! The time in which other threads had the core is not time of polling (`polling.rs`). If they keep the core, the thread
+//! stops polling, and tries again more and more seldom.
 
 use core::time::Duration;
+
+use crate::Polled;
 
 /// The longest time of polling that is learned.
 const LONGEST: Duration = Duration::from_micros(50);
@@ -19,14 +26,24 @@ const TIMES_NS: [i64; 5] = [3_000, 6_000, 12_000, 25_000, 50_000];
 /// A wait that ends sooner was none.
 const NO_WAIT: Duration = Duration::from_nanos(500);
 
-/// One wait of so many polls for the longest time. Waits often alternate, so it is an odd number.
+/// While shorter times are best, one wait of so many polls for the longest time. Waits often alternate, so it is an odd
+/// number.
 const PROBE: u32 = 7;
+
+/// The same if such waits find nothing: at most 16 times as many.
+const RARE_PROBE: u32 = 127;
+
+/// The same if other threads keep the core, and each such wait costs milliseconds.
+const RAREST_PROBE: u32 = 1023;
 
 /// All waits, as the sum of shares.
 const ALL: i64 = 1 << 16;
 
 /// Weight of the latest wait: 1 of so many.
-const MEMORY: i64 = 8;
+const MEMORY: i64 = 16;
+
+/// A longer time is chosen if it saves less than the best one by at most 1 part of so many.
+const TOLERANCE: i64 = 16;
 
 /// How long one thread polls before it sleeps.
 #[derive(Debug)]
@@ -47,7 +64,7 @@ impl Spin {
 
     /// Learned from the waits of this thread, up to 50 us.
     #[must_use]
-    pub fn learned() -> Self {
+    pub const fn learned() -> Self {
         Self(Kind::Learned(Learned::new()))
     }
 
@@ -59,16 +76,10 @@ impl Spin {
         }
     }
 
-    /// Whether something can be learned from a wait that polls for a time.
-    #[must_use]
-    pub fn learns_from(&self, polled: Duration) -> bool {
-        matches!(self.0, Kind::Learned(_)) && polled >= LONGEST
-    }
-
-    /// Learns how long a wait was that polled for a time; `None`: longer than that.
-    pub fn note(&mut self, polled: Duration, waited: Option<Duration>) {
+    /// Learns from how a wait ended that should poll for a time.
+    pub fn note(&mut self, time: Duration, polled: Polled) {
         if let Kind::Learned(learned) = &mut self.0 {
-            learned.note(polled, waited);
+            learned.note(time, polled);
         }
     }
 }
@@ -77,7 +88,10 @@ impl Spin {
 struct Learned {
     /// Waits, as shares of all: those that end within a time, and not within the one before.
     shares: [i64; TIMES_NS.len()],
+    /// Waits since the last one that polled for the longest time.
     waits: u32,
+    /// Waits from one that polls for the longest time to the next.
+    interval: u32,
     best: Duration,
 }
 
@@ -85,42 +99,67 @@ impl Learned {
     /// Polls for the longest time until something is known.
     const fn new() -> Self {
         let share = ALL / TIMES_NS.len() as i64;
-        Self { shares: [share; TIMES_NS.len()], waits: 0, best: LONGEST }
+        Self { shares: [share; TIMES_NS.len()], waits: 0, interval: PROBE, best: LONGEST }
     }
 
     const fn next(&mut self) -> Duration {
-        self.waits = self.waits.wrapping_add(1);
-        if self.waits.is_multiple_of(PROBE) { LONGEST } else { self.best }
+        self.waits += 1;
+        if self.waits < self.interval {
+            return self.best;
+        }
+        self.waits = 0;
+        LONGEST
     }
 
-    fn note(&mut self, polled: Duration, waited: Option<Duration>) {
-        if polled < LONGEST || waited.is_some_and(|waited| waited < NO_WAIT) {
-            return;
-        }
-        let waited = waited.map(|waited| i64::try_from(waited.as_nanos()).unwrap_or(i64::MAX));
-        let within = waited.and_then(|waited| TIMES_NS.iter().position(|time| waited <= *time));
-        for (at, share) in self.shares.iter_mut().enumerate() {
-            let latest = if within == Some(at) { ALL } else { 0 };
-            *share += (latest - *share) / MEMORY;
+    fn note(&mut self, time: Duration, polled: Polled) {
+        match polled {
+            Polled::Displaced => {
+                // Even short waits would end when the other threads give the core back.
+                self.shares = [0; TIMES_NS.len()];
+                self.interval = (self.interval * 2 + 1).min(RAREST_PROBE);
+            }
+            _ if time.is_zero() => return,
+            Polled::Found(waited) if waited < NO_WAIT => return,
+            Polled::Found(waited) => {
+                let waited = i64::try_from(waited.as_nanos()).unwrap_or(i64::MAX);
+                let within = TIMES_NS.iter().position(|time| waited <= *time);
+                self.add(time, within);
+                self.interval = PROBE;
+            }
+            Polled::Nothing => {
+                self.add(time, None);
+                if self.best.is_zero() && self.interval < RARE_PROBE {
+                    self.interval = self.interval * 2 + 1;
+                }
+            }
         }
         self.choose();
     }
 
-    /// Chooses the time that saves most.
-    fn choose(&mut self) {
-        let (mut best, mut best_saved) = (0, 0);
-        let (mut ended, mut saved, mut before) = (0, 0, 0);
-        for (time, share) in TIMES_NS.into_iter().zip(self.shares) {
-            ended += share;
-            saved += share * (WAKE_UP_NS - (before + time) / 2);
-            before = time;
-            let in_all = saved - (ALL - ended) * time;
-            // A longer time must be worth it: what is left of old waits never gets zero.
-            if in_all > best_saved + best_saved / 64 {
-                (best, best_saved) = (time, in_all);
-            }
+    /// Adds the latest wait to the shares of all times for which it polled: of longer ones it tells nothing.
+    fn add(&mut self, time: Duration, within: Option<usize>) {
+        let known = TIMES_NS.iter().filter(|of| u128::from(of.unsigned_abs()) <= time.as_nanos());
+        let known = known.count();
+        for (at, share) in self.shares.iter_mut().enumerate().take(known) {
+            let latest = if within == Some(at) { ALL } else { 0 };
+            *share += (latest - *share) / MEMORY;
         }
-        self.best = Duration::from_nanos(best.unsigned_abs());
+    }
+
+    /// Chooses the longest of the times that save about as much as the best.
+    fn choose(&mut self) {
+        let (mut ended, mut saved, mut before) = (0, 0, 0);
+        let mut savings = [(0, 0); TIMES_NS.len()];
+        for ((slot, share), time) in savings.iter_mut().zip(self.shares).zip(TIMES_NS) {
+            ended += share;
+            saved += share * (WAKE_UP_NS - i64::midpoint(before, time));
+            before = time;
+            *slot = (saved - (ALL - ended) * time, time);
+        }
+        let most = savings.iter().map(|(saved, _)| *saved).max().unwrap_or(0);
+        let enough = most - most / TOLERANCE;
+        let chosen = savings.iter().rev().find(|(saved, _)| most > 0 && *saved >= enough);
+        self.best = Duration::from_nanos(chosen.map_or(0, |(_, time)| time.unsigned_abs()));
     }
 }
 
@@ -128,30 +167,44 @@ impl Learned {
 mod tests {
     use super::*;
 
-    /// The time that is polled after many waits, of which each takes as long as the next one of these; and the share of
-    /// the waits that polled for it.
+    /// What a wait of a length looks like to a thread that polls for a time.
+    fn seen(waited_us: u64, time: Duration) -> Polled {
+        let waited = Duration::from_micros(waited_us);
+        if waited <= time { Polled::Found(waited) } else { Polled::Nothing }
+    }
+
+    /// Waits as long as these, again and again. Returns the time that is polled then.
     fn after(learned: &mut Learned, waits_us: &[u64]) -> u64 {
-        for waited in waits_us.iter().cycle().take(1000) {
-            let polled = learned.next();
-            let waited = Duration::from_micros(*waited);
-            learned.note(polled, (waited <= polled).then_some(waited));
+        for waited in waits_us.iter().cycle().take(4000) {
+            let time = learned.next();
+            learned.note(time, seen(*waited, time));
         }
         u64::try_from(learned.best.as_micros()).unwrap()
+    }
+
+    /// The time that so many waits of a length poll in all.
+    fn polled_in(learned: &mut Learned, waits: u32, waited: Duration) -> Duration {
+        (0..waits)
+            .map(|_| {
+                let time = learned.next();
+                learned.note(time, Polled::Nothing);
+                time.min(waited)
+            })
+            .sum()
     }
 
     #[test]
     fn it_polls_as_long_as_the_waits_that_are_worth_it() {
         for (waits_us, polled_us) in [
-            (&[2][..], 3),
-            (&[8], 12),
-            (&[20], 25),
+            (&[2][..], 50),
             (&[40], 50),
             (&[60], 0),
             (&[5000], 0),
             // Every fifth wait is short: 12 us are wasted four times to save 40 once.
             (&[8, 100, 100, 100, 100], 0),
-            // Every second.
+            // Every second: to poll longer would waste more.
             (&[8, 100], 12),
+            (&[2, 100], 3),
             (&[8, 40, 8, 8], 50),
         ] {
             assert_eq!(after(&mut Learned::new(), waits_us), polled_us, "{waits_us:?}");
@@ -159,14 +212,68 @@ mod tests {
     }
 
     #[test]
-    fn it_learns_again_and_wastes_little_meanwhile() {
+    fn a_long_wait_now_and_then_does_not_make_it_sleep_in_others() {
+        // One wait of 100 takes 30 us, and one 200.
+        let mut waits_us = vec![5; 200];
+        (waits_us[20], waits_us[120], waits_us[170]) = (30, 30, 200);
+        let mut learned = Learned::new();
+        after(&mut learned, &waits_us);
+        for waited in waits_us.iter().cycle().take(1000) {
+            let time = learned.next();
+            assert!(*waited > 50 || seen(*waited, time) != Polled::Nothing, "{time:?}");
+            learned.note(time, seen(*waited, time));
+        }
+    }
+
+    #[test]
+    fn long_waits_cost_little_and_short_ones_are_noticed() {
         let mut learned = Learned::new();
         assert_eq!(learned.next(), LONGEST, "nothing is known");
-        assert_eq!(after(&mut learned, &[8]), 12);
-        assert_eq!(after(&mut learned, &[1000]), 0);
-        let polled: Duration = (0..700).map(|_| learned.next()).sum();
-        assert_eq!(polled, 100 * LONGEST);
-        assert_eq!(after(&mut learned, &[8]), 12);
+        // 1,000 operations per second, one second: less than a thousandth of a core.
+        let millisecond = Duration::from_millis(1);
+        polled_in(&mut learned, 20, millisecond);
+        let polled = polled_in(&mut learned, 1000, millisecond);
+        assert!(polled <= 10 * LONGEST, "{polled:?}");
+        let waits = (1..).find(|_| {
+            let time = learned.next();
+            learned.note(time, seen(8, time));
+            learned.best > Duration::ZERO
+        });
+        assert!(waits.is_some_and(|waits| waits < 200), "{waits:?}");
+    }
+
+    #[test]
+    fn it_sleeps_beside_threads_that_keep_the_core_and_tries_ever_more_seldom() {
+        let mut learned = Learned::new();
+        after(&mut learned, &[8]);
+        let mut displaced_at = Vec::new();
+        for wait in 0..10_000 {
+            let time = learned.next();
+            if time > Duration::ZERO {
+                learned.note(time, Polled::Displaced);
+                displaced_at.push(wait);
+            }
+        }
+        assert_eq!(displaced_at[0], 0, "it had learned to poll");
+        let gaps: Vec<u32> = displaced_at.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert!(gaps.is_sorted() && gaps.last() == Some(&RAREST_PROBE), "{gaps:?}");
+        // When they are gone, it polls again.
+        assert_eq!(after(&mut learned, &[8]), 50);
+    }
+
+    #[test]
+    fn one_that_is_displaced_once_soon_polls_again() {
+        let mut learned = Learned::new();
+        after(&mut learned, &[8]);
+        let time = learned.next();
+        learned.note(time, Polled::Displaced);
+        assert_eq!(learned.best, Duration::ZERO);
+        let waits = (1..).find(|_| {
+            let time = learned.next();
+            learned.note(time, seen(8, time));
+            learned.best > Duration::ZERO
+        });
+        assert!(waits.is_some_and(|waits| waits < 60), "{waits:?}");
     }
 
     #[test]
@@ -174,7 +281,7 @@ mod tests {
         let mut learned = Learned::new();
         after(&mut learned, &[1000]);
         for _ in 0..100 {
-            learned.note(LONGEST, Some(Duration::from_nanos(200)));
+            learned.note(LONGEST, Polled::Found(Duration::from_nanos(200)));
         }
         assert_eq!(learned.best, Duration::ZERO);
     }

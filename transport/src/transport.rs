@@ -43,25 +43,46 @@ impl Outgoing<'_> {
 /// How long [`Transport::receive`] may wait for a first datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
-    /// Time to poll without sleeping; it also ends at the deadline.
+    /// Time to poll without sleeping; it also ends at the deadline. Time in which other threads had the core does not count.
     pub spin: Duration,
     /// Moment on the carrier's clock until which it sleeps afterwards.
     pub deadline: Timestamp,
+    /// Whether it sleeps.
+    pub sleeps: bool,
 }
 
 impl Wait {
     /// No wait at all: take what has arrived.
-    pub const NONE: Self = Self { spin: Duration::ZERO, deadline: Timestamp::ZERO };
+    pub const NONE: Self = Self { spin: Duration::ZERO, deadline: Timestamp::ZERO, sleeps: false };
 
     /// Sleep until `deadline`, without spinning.
     pub const fn until(deadline: Timestamp) -> Self {
-        Self { spin: Duration::ZERO, deadline }
+        Self { spin: Duration::ZERO, deadline, sleeps: true }
     }
 
     /// Spin for `spin`, then sleep until `deadline`.
     pub const fn spinning(spin: Duration, deadline: Timestamp) -> Self {
-        Self { spin, deadline }
+        Self { spin, deadline, sleeps: true }
     }
+
+    /// Spin for `spin`, and do not sleep.
+    pub const fn polling(spin: Duration) -> Self {
+        if spin.is_zero() {
+            return Self::NONE;
+        }
+        Self { spin, deadline: Timestamp::MAX, sleeps: false }
+    }
+}
+
+/// How the polling of a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Polled {
+    /// With a datagram, after polling for this time. Time in which other threads had the core does not count.
+    Found(Duration),
+    /// Without one, after the time for which it should poll; or it did not poll.
+    Nothing,
+    /// Without one, because other threads kept the core.
+    Displaced,
 }
 
 /// Properties of a carrier; constant except for trains, which a carrier gives up if the system refuses them.
@@ -156,6 +177,11 @@ pub trait Transport {
         self.now()
     }
 
+    /// How the polling of the last [`receive`](Self::receive) ended. A carrier that does not tell found nothing by polling.
+    fn polled(&self) -> Polled {
+        Polled::Nothing
+    }
+
     /// Sends a prefix of `batch` without blocking and returns its length: short, or 0, if the carrier is busy; try
     /// the rest again later.
     ///
@@ -202,6 +228,9 @@ macro_rules! forward {
         }
         fn received_at(&self) -> Timestamp {
             (**self).received_at()
+        }
+        fn polled(&self) -> Polled {
+            (**self).polled()
         }
         fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError> {
             (**self).transmit(batch)

@@ -29,10 +29,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use ipnet::Ipv6Net;
 use socket2::Socket;
 
+use crate::polling::Polling;
 use crate::wake::Event;
 use crate::{
-    Capabilities, Counters, Incoming, Outgoing, ReceiveError, Timestamp, TransmitError, Transport,
-    Wait, Wakeable, Waker, monotonic_now,
+    Capabilities, Counters, Incoming, Outgoing, Polled, ReceiveError, Timestamp, TransmitError,
+    Transport, Wait, Wakeable, Waker, monotonic_now,
 };
 use frames::FrameCarrier;
 pub use frames::{Frames, NoFrames};
@@ -147,6 +148,7 @@ pub struct UdpTransport {
     wake: Option<Event>,
     /// The last clock reading while waiting; zero if there was none since the socket was empty.
     received_at: Timestamp,
+    polling: Polling,
     /// The socket was seen empty since the last reception.
     was_empty: bool,
     /// More than one reception is probably waiting.
@@ -181,6 +183,10 @@ impl Transport for UdpTransport {
 
     fn received_at(&self) -> Timestamp {
         if self.received_at == Timestamp::ZERO { self.now() } else { self.received_at }
+    }
+
+    fn polled(&self) -> Polled {
+        self.polling.outcome()
     }
 
     fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError> {
@@ -227,21 +233,27 @@ impl Transport for UdpTransport {
     fn receive(&mut self, wait: Wait) -> Result<usize, ReceiveError> {
         self.arrivals.clear();
         self.received_at = Timestamp::ZERO;
-        if self.take()? || wait.deadline == Timestamp::ZERO {
+        let has_found = self.take()?;
+        self.polling.at_once(has_found);
+        if has_found || wait.deadline == Timestamp::ZERO {
             return Ok(self.arrivals.len());
         }
-        let mut now = self.now();
-        let spin_end = (now + wait.spin).min(wait.deadline);
-        while now < spin_end {
+        self.polling.begin(wait, self.now());
+        while self.polling.goes_on() {
             for _ in 0..POLLS_PER_CLOCK_READING {
                 if self.take()? {
-                    self.received_at = now;
+                    self.received_at = self.polling.now();
+                    self.polling.found();
                     return Ok(self.arrivals.len());
                 }
             }
-            now = self.now();
+            if self.polling.polled_until(monotonic_now()) {
+                std::thread::yield_now();
+                self.polling.yielded_until(monotonic_now());
+            }
         }
-        while now < wait.deadline {
+        let mut now = self.polling.now();
+        while wait.sleeps && now < wait.deadline {
             let waker = self.wake.as_ref().map(AsFd::as_fd);
             let left = wait.deadline.saturating_since(now);
             match sys::sleep(self.socket.as_fd(), waker, left) {

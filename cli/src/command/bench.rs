@@ -66,8 +66,11 @@ pub(super) struct Bench {
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
     operations: u32,
     /// Skip the pipelined measurements
-    #[arg(long)]
+    #[arg(long, conflicts_with = "only")]
     latency_only: bool,
+    /// Measure these parts (`compare` only); by default all
+    #[arg(long, value_enum, value_name = "PART", value_delimiter = ',')]
+    only: Vec<compare::Part>,
     /// Write plots to this directory (`compare` only)
     #[arg(long)]
     output: Option<PathBuf>,
@@ -95,6 +98,15 @@ impl Bench {
             round_count: self.rounds.into(),
             warm_up_count: 200,
             operation_count: self.operations as usize,
+        }
+    }
+
+    /// What `compare` measures.
+    fn parts(&self) -> Vec<compare::Part> {
+        match (self.latency_only, self.only.is_empty()) {
+            (true, _) => vec![compare::Part::Latency],
+            (false, true) => compare::Part::value_variants().to_vec(),
+            (false, false) => self.only.clone(),
         }
     }
 
@@ -183,6 +195,9 @@ pub(super) fn run(bench: Bench, global: Global) -> anyhow::Result<Exit> {
     if bench.output.is_some() && !matches!(bench.operation, Subject::Compare) {
         return Err(UsageError("--output is for `bench compare`".to_owned()).into());
     }
+    if !bench.only.is_empty() && !matches!(bench.operation, Subject::Compare) {
+        return Err(UsageError("--only is for `bench compare`".to_owned()).into());
+    }
     let rack = bench.build(&site, Redirects::default(), &cancel)?;
     let port = rack.layout().port_of(CLIENT).context("the rack has no client")?.number;
     let controller = format!("http://{}", rack.layout().controller());
@@ -190,7 +205,7 @@ pub(super) fn run(bench: Bench, global: Global) -> anyhow::Result<Exit> {
     if matches!(bench.operation, Subject::Compare) {
         let asked = compare::Asked {
             length: bench.length(),
-            latency_only: bench.latency_only,
+            parts: bench.parts(),
             output: bench.output,
             switch,
         };

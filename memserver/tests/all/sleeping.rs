@@ -20,8 +20,8 @@ use bluebridge_northbound::{
 };
 use bluebridge_protocol::responder::Authority;
 use bluebridge_transport::{
-    Capabilities, Counters, Incoming, Outgoing, ReceiveError, Timestamp, TransmitError, Transport,
-    Wait, Wakeable, Waker,
+    Capabilities, Counters, Incoming, Outgoing, Polled, ReceiveError, Timestamp, TransmitError,
+    Transport, Wait, Wakeable, Waker,
     memory::{Hub, MemoryTransport},
 };
 use bluebridge_wire::{NodeId, Status, UDP_PORT};
@@ -74,6 +74,9 @@ impl Transport for Counting {
             self.sleeps.fetch_add(1, Ordering::Relaxed);
         }
         self.inner.receive(wait)
+    }
+    fn polled(&self) -> Polled {
+        self.inner.polled()
     }
     fn incoming(&self, index: usize) -> Incoming<'_> {
         self.inner.incoming(index)

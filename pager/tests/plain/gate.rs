@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bluebridge_transport::{
-    Capabilities, Counters, Incoming, Outgoing, ReceiveError, Timestamp, TransmitError, Transport,
-    Wait,
+    Capabilities, Counters, Incoming, Outgoing, Polled, ReceiveError, Timestamp, TransmitError,
+    Transport, Wait,
 };
 
 /// Whether links are closed; shared with the test.
@@ -46,6 +46,10 @@ impl<T: Transport> Transport for Gate<T> {
 
     fn received_at(&self) -> Timestamp {
         self.inner.received_at()
+    }
+
+    fn polled(&self) -> Polled {
+        self.inner.polled()
     }
 
     fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError> {

@@ -5,8 +5,8 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bluebridge_transport::{
-    Capabilities, Counters, Incoming, Outgoing, ReceiveError, Timestamp, TransmitError, Transport,
-    Wait,
+    Capabilities, Counters, Incoming, Outgoing, Polled, ReceiveError, Timestamp, TransmitError,
+    Transport, Wait,
 };
 
 use super::*;
@@ -70,6 +70,10 @@ impl<T: Transport> Transport for Uncounted<T> {
 
     fn received_at(&self) -> Timestamp {
         self.0.received_at()
+    }
+
+    fn polled(&self) -> Polled {
+        self.0.polled()
     }
 
     fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError> {

@@ -12,6 +12,7 @@ use super::{
     Many, NoFrames, RECEIVED_SEGMENT_COUNT, Receiver, Sender, TRAIN_BYTES, TRAIN_SEGMENT_COUNT,
     UdpConfig, UdpTransport, sys,
 };
+use crate::polling::Polling;
 use crate::{OpenError, Timestamp};
 
 /// Most datagrams or receptions per system call.
@@ -117,6 +118,7 @@ impl UdpTransport {
             joining,
             wake: None,
             received_at: Timestamp::ZERO,
+            polling: Polling::new(),
             was_empty: true,
             expect_many: false,
             many: Many::default(),

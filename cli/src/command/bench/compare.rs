@@ -3,6 +3,7 @@
 mod crowd;
 mod latency;
 mod many;
+mod paced;
 mod report;
 mod systems;
 
@@ -21,6 +22,7 @@ use bluebridge_bench::turns::Turns;
 use bluebridge_bench::{flood, pin};
 use bluebridge_rack::spec::DataPlane;
 use bluebridge_rack::{Cancel, Rack};
+use clap::ValueEnum;
 use serde::Serialize;
 
 use self::crowd::Crowd;
@@ -38,17 +40,32 @@ const SIZES: [usize; 2] = [64, 4096];
 const OWN: usize = 0;
 const ECHO: usize = 500;
 
+/// What is measured of each operation and size.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(super) enum Part {
+    /// One operation outstanding
+    Latency,
+    /// 16 and 64 operations of one client outstanding
+    Depth,
+    /// 1,000 operations per second of one client
+    Paced,
+    /// 4 and 16 clients with one operation each
+    Crowd,
+}
+
 /// What was measured of one operation and size.
 #[derive(Debug, Serialize)]
 struct Race {
     operation: Operation,
     bytes: usize,
-    /// One operation outstanding.
-    latency: Outcome,
+    /// One operation outstanding; `None` if it was not asked for.
+    latency: Option<Outcome>,
     /// Each contestant's p50 divided by that of BlueBridge whose client waits in the same way: the median over the rounds.
     ratios: Vec<f64>,
     /// Many operations of one client outstanding.
     many: Vec<Depth>,
+    /// Few operations of one client.
+    paced: Vec<paced::Row>,
     /// Many clients with one operation each.
     crowds: Vec<Crowd>,
 }
@@ -67,7 +84,7 @@ struct Findings {
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
     pub(super) length: Length,
-    pub(super) latency_only: bool,
+    pub(super) parts: Vec<Part>,
     pub(super) output: Option<PathBuf>,
     pub(super) switch: DataPlane,
 }
@@ -103,7 +120,7 @@ pub(super) fn run(
             operation,
             bytes,
             length: asked.length,
-            pipelined: !asked.latency_only,
+            pipelined: asked.parts != [Part::Latency],
         })
         .collect();
     let steps = Steps::new(plans.len(), global);
@@ -111,7 +128,8 @@ pub(super) fn run(
     for plan in plans {
         steps.begin(&format!("{} of {} bytes", plan.operation.name(), plan.bytes));
         let (endpoints, systems) = (Arc::clone(&endpoints), Arc::clone(&systems));
-        let work = move |rack: &Rack| race(rack, &endpoints, &systems, plan);
+        let parts = asked.parts.clone();
+        let work = move |rack: &Rack| race(rack, &endpoints, &systems, plan, &parts);
         races.push(interrupt::measure(&rack, cancel, work)?);
     }
     steps.end();
@@ -125,7 +143,13 @@ pub(super) fn run(
 }
 
 /// One operation and size, with a serving thread for the echoes at the server's end.
-fn race(rack: &Rack, endpoints: &Endpoints, systems: &Systems, plan: Plan) -> anyhow::Result<Race> {
+fn race(
+    rack: &Rack,
+    endpoints: &Endpoints,
+    systems: &Systems,
+    plan: Plan,
+    parts: &[Part],
+) -> anyhow::Result<Race> {
     let (turns, probe) = (Turns::new(), Probe::default());
     let sizes = endpoints.sizes(plan);
     let socket = rack
@@ -143,7 +167,7 @@ fn race(rack: &Rack, endpoints: &Endpoints, systems: &Systems, plan: Plan) -> an
             outcome
         });
         let setting = Setting { rack, endpoints, systems, turns };
-        let measured = rack.enter(CLIENT, || setting.measure(plan, probe));
+        let measured = rack.enter(CLIENT, || setting.measure(plan, probe, parts));
         turns.end();
         let served = serving.join().map_err(|_| anyhow!("the echo's server panicked"))?;
         let race = measured??;
@@ -175,14 +199,33 @@ fn serve(
 }
 
 impl Setting<'_> {
-    fn measure(&self, plan: Plan, probe: &Probe) -> anyhow::Result<Race> {
+    fn measure(&self, plan: Plan, probe: &Probe, parts: &[Part]) -> anyhow::Result<Race> {
         self.systems.store_values(plan.bytes)?;
-        let (latency, ratios) = self.latency(plan, probe)?;
-        self.turns.give(OWN);
-        let (many, crowds) = match plan.pipelined {
-            true => (self.many(plan)?, self.crowds(plan)?),
-            false => (Vec::new(), Vec::new()),
+        let (operation, bytes) = (plan.operation, plan.bytes);
+        let mut race = Race {
+            operation,
+            bytes,
+            latency: None,
+            ratios: Vec::new(),
+            many: Vec::new(),
+            paced: Vec::new(),
+            crowds: Vec::new(),
         };
-        Ok(Race { operation: plan.operation, bytes: plan.bytes, latency, ratios, many, crowds })
+        let has = |part| parts.contains(&part);
+        if has(Part::Latency) {
+            let (latency, ratios) = self.latency(plan, probe)?;
+            (race.latency, race.ratios) = (Some(latency), ratios);
+        }
+        self.turns.give(OWN);
+        if has(Part::Depth) {
+            race.many = self.many(plan)?;
+        }
+        if has(Part::Paced) {
+            race.paced = self.paced(plan)?;
+        }
+        if has(Part::Crowd) {
+            race.crowds = self.crowds(plan)?;
+        }
+        Ok(race)
     }
 }

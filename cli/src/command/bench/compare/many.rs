@@ -42,10 +42,10 @@ pub(super) struct Row {
 }
 
 /// One round of a contestant.
-struct Round {
+pub(super) struct Round {
     per_second: f64,
-    client_us: f64,
-    server_us: Option<f64>,
+    pub(super) client_us: f64,
+    pub(super) server_us: Option<f64>,
 }
 
 impl Setting<'_> {
@@ -107,7 +107,7 @@ impl Setting<'_> {
 }
 
 /// Executes operations, and what they cost.
-fn timed(
+pub(super) fn timed(
     count: usize,
     server: Option<u32>,
     run: impl FnOnce() -> anyhow::Result<Duration>,

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use bluebridge_bench::contest::Outcome;
 use bluebridge_bench::plot::{self, Bar, Labels};
 use bluebridge_rack::spec::DataPlane;
 use serde::Serialize;
@@ -35,8 +36,13 @@ pub(super) fn print(findings: &Findings, switch: DataPlane, json: bool) -> anyho
     }
     output::text("")?;
     for race in &findings.races {
-        latency(race)?;
+        if let Some(outcome) = &race.latency {
+            latency(race, outcome)?;
+        }
         race.many.iter().try_for_each(|depth| many(race, depth))?;
+        if !race.paced.is_empty() {
+            paced(race)?;
+        }
         race.crowds.iter().try_for_each(|crowd| self::crowd(race, crowd))?;
     }
     for file in &findings.files {
@@ -49,15 +55,15 @@ fn title(race: &Race) -> String {
     format!("{} {} B", race.operation.name(), race.bytes)
 }
 
-fn latency(race: &Race) -> anyhow::Result<()> {
-    let rows = race.latency.scores.iter().zip(&race.ratios).map(|(score, ratio)| {
+fn latency(race: &Race, outcome: &Outcome) -> anyhow::Result<()> {
+    let rows = outcome.scores.iter().zip(&race.ratios).map(|(score, ratio)| {
         let of = &score.summary;
         let times = [of.p50_us, of.p95_us, of.p99_us, of.p999_us].map(|us| format!("{us:.2}"));
         std::iter::once(score.name.clone()).chain(times).chain([format!("{ratio:.2}")]).collect()
     });
     let heads = [&title(race), "p50 us", "p95 us", "p99 us", "p99.9 us", "p50 to BlueBridge's"];
     output::table(&heads, rows.collect())?;
-    let placement = &race.latency.placement_us;
+    let placement = &outcome.placement_us;
     let nearest = placement.iter().copied().fold(f64::INFINITY, f64::min);
     let farthest = placement.iter().copied().fold(0.0, f64::max);
     output::prose(&format!("hand-over between cores {nearest:.2} to {farthest:.2} us\n"))
@@ -75,6 +81,22 @@ fn many(race: &Race, depth: &Depth) -> anyhow::Result<()> {
     });
     let head = format!("{}, {} outstanding", title(race), depth.outstanding);
     let heads = [&head, "per s", "MB/s", "client us", "server us"];
+    output::table(&heads, rows.collect())?;
+    output::text("")
+}
+
+fn paced(race: &Race) -> anyhow::Result<()> {
+    let rows = race.paced.iter().map(|row| {
+        vec![
+            row.name.clone(),
+            format!("{:.2}", row.summary.p50_us),
+            format!("{:.2}", row.summary.p99_us),
+            format!("{:.2}", row.client_cores * 100.0),
+            format!("{:.2}", row.server_cores * 100.0),
+        ]
+    });
+    let head = format!("{}, 1,000 per s", title(race));
+    let heads = [&head, "p50 us", "p99 us", "client's % of a core", "server's %"];
     output::table(&heads, rows.collect())?;
     output::text("")
 }
@@ -103,7 +125,8 @@ pub(super) fn plot(directory: &Path, races: &[Race]) -> anyhow::Result<Vec<PathB
             let operation = race.operation.name().to_lowercase();
             directory.join(format!("compare-{operation}-{}-{what}.svg", race.bytes))
         };
-        let of_score = race.latency.scores.iter().map(|score| Bar {
+        let scores = race.latency.iter().flat_map(|outcome| &outcome.scores);
+        let of_score = scores.map(|score| Bar {
             name: score.name.clone(),
             parts: vec![score.summary.p50_us],
             error_end: Some(score.summary.p99_us),
@@ -113,10 +136,12 @@ pub(super) fn plot(directory: &Path, races: &[Race]) -> anyhow::Result<Vec<PathB
             x: "one operation outstanding",
             y: "us",
         };
-        let path = name("latency");
-        plot::bars(&path, labels, &["p50"], &of_score.collect::<Vec<_>>())
-            .context("cannot plot the latencies")?;
-        files.push(path);
+        if race.latency.is_some() {
+            let path = name("latency");
+            plot::bars(&path, labels, &["p50"], &of_score.collect::<Vec<_>>())
+                .context("cannot plot the latencies")?;
+            files.push(path);
+        }
         for depth in &race.many {
             let bars = depth.rows.iter().map(|row| Bar {
                 name: row.name.clone(),
