@@ -118,7 +118,7 @@ fn taken(result: c_int) -> io::Result<usize> {
     })
 }
 
-fn address(of: SocketAddrV6) -> sockaddr_in6 {
+pub(crate) fn address(of: SocketAddrV6) -> sockaddr_in6 {
     sockaddr_in6 {
         sin6_family: libc::sa_family_t::try_from(libc::AF_INET6).unwrap_or(0),
         sin6_port: of.port().to_be(),

@@ -9,6 +9,7 @@
 //! * [`contest`]: the rounds, and a [`summary`] of each contestant.
 //! * [`ours`]: the client library's operations; [`update`]: an UPDATE with its COMMIT.
 //! * [`echo`] and [`flood`]: the plain UDP baselines, with one and with many outstanding requests.
+//! * [`bulk`]: a bare stream of UDP trains, for transfers of many megabytes.
 //! * [`crud`] and [`pages`]: workloads of an endpoint of any rack; [`directory`]: a directory service, and its
 //!   client.
 //! * [`ownership`]: leases passed from client to client, and their fairness.
@@ -21,6 +22,7 @@
 //! * [`workout`]: programs that use much memory.
 //! * [`placement`]: the distance between the two cores as the host placed them, which affects all results.
 
+pub mod bulk;
 pub mod contest;
 pub mod crud;
 pub mod directory;

@@ -1,10 +1,12 @@
 //! `bluebridge bench`: BlueBridge's operations beside plain UDP, measured in a temporary rack.
 
+mod bulk;
 mod compare;
 pub(super) mod machine;
 mod measure;
 mod readers;
 mod report;
+mod serving;
 mod update;
 
 use std::path::PathBuf;
@@ -34,9 +36,9 @@ const SERVER_CORE: usize = 1;
 const SERVER: Node = Node::Server(1);
 const SERVER_DAEMON: &str = "memserver-s1";
 
-/// It never polls, and takes part in READs only.
-const SLEEPER: Node = Node::Server(2);
-const SLEEPER_DAEMON: &str = "memserver-s2";
+/// It takes part in READs and in `bulk` only. It never polls in READs.
+const SECOND: Node = Node::Server(2);
+const SECOND_DAEMON: &str = "memserver-s2";
 const CLIENT: Node = Node::Client(1);
 
 /// The subject and the duration of a measurement.
@@ -71,6 +73,9 @@ pub(super) struct Bench {
     /// Measure these parts (`compare` only); by default all
     #[arg(long, value_enum, value_name = "PART", value_delimiter = ',')]
     only: Vec<compare::Part>,
+    /// MiB that are read and written (`bulk` only)
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=64))]
+    megabytes: u32,
     /// Write plots to this directory (`compare` only)
     #[arg(long)]
     output: Option<PathBuf>,
@@ -79,6 +84,9 @@ pub(super) struct Bench {
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Subject {
     All,
+    /// READ and WRITE of 64 MiB, by one call, by a call for each line, and on two servers, beside a bare stream of UDP
+    /// trains
+    Bulk,
     /// READ and WRITE of 64 and 4096 bytes beside memcached, redis and nbdkit, with one, many, and many clients' operations
     /// outstanding
     Compare,
@@ -113,9 +121,10 @@ impl Bench {
     /// A rack of one server, or also one that never polls for READs, pinned to their core, and one client.
     fn build(&self, site: &Site, redirects: Redirects, cancel: &Cancel) -> anyhow::Result<Rack> {
         let reads = matches!(self.operation, Subject::All | Subject::Read);
+        let has_two = reads || matches!(self.operation, Subject::Bulk);
         let spec = RackSpec {
             name: format!("bench{}", process::id()).parse::<RackName>()?,
-            servers: if reads { 2 } else { 1 },
+            servers: if has_two { 2 } else { 1 },
             clients: 1,
             mtu: self.mtu.clone(),
             switch: self.switch.unwrap_or(site.data_plane()),
@@ -127,9 +136,11 @@ impl Bench {
         let mut rack = Rack::build(site, spec, cancel.clone())?;
         rack.start_daemons(&program, READY_DEADLINE)?;
         if reads {
-            rack.stop_daemon(SLEEPER_DAEMON, READY_DEADLINE)?;
-            rack.restart_daemon(&program, SLEEPER_DAEMON, &["--spin", "0"], READY_DEADLINE)?;
-            machine::pin_daemons(&rack, SLEEPER, SERVER_CORE)?;
+            rack.stop_daemon(SECOND_DAEMON, READY_DEADLINE)?;
+            rack.restart_daemon(&program, SECOND_DAEMON, &["--spin", "0"], READY_DEADLINE)?;
+        }
+        if has_two {
+            machine::pin_daemons(&rack, SECOND, SERVER_CORE)?;
         }
         // The memory servers never share the client's core.
         machine::pin_daemons(&rack, SERVER, SERVER_CORE)?;
@@ -155,7 +166,7 @@ impl Bench {
                 plan(Operation::Delete, 4096),
             ],
             // They have their own contestants.
-            Subject::Compare | Subject::Update => Vec::new(),
+            Subject::Bulk | Subject::Compare | Subject::Update => Vec::new(),
             Subject::Create => vec![plan(Operation::Create, size)],
             Subject::Delete => vec![plan(Operation::Delete, size)],
             Subject::FetchAdd => vec![plan(Operation::FetchAdd, 8)],
@@ -210,6 +221,15 @@ pub(super) fn run(bench: Bench, global: Global) -> anyhow::Result<Exit> {
             switch,
         };
         compare::run(rack, endpoints, &asked, &cancel, global)?;
+        return Ok(Exit::Ok);
+    }
+    if matches!(bench.operation, Subject::Bulk) {
+        let asked = bulk::Asked {
+            bytes: (bench.megabytes as usize) << 20,
+            round_count: bench.rounds.into(),
+            switch,
+        };
+        bulk::run(rack, endpoints, asked, &cancel, global)?;
         return Ok(Exit::Ok);
     }
     let steps = Steps::new(plans.len(), global);

@@ -11,15 +11,14 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::thread;
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use bluebridge_bench::contest::{Length, Outcome, PROBE_TURN};
 use bluebridge_bench::echo::{self, Sizes};
+use bluebridge_bench::flood;
 use bluebridge_bench::ours::Operation;
 use bluebridge_bench::placement::Probe;
 use bluebridge_bench::turns::Turns;
-use bluebridge_bench::{flood, pin};
 use bluebridge_rack::spec::DataPlane;
 use bluebridge_rack::{Cancel, Rack};
 use clap::ValueEnum;
@@ -29,7 +28,7 @@ use self::crowd::Crowd;
 use self::many::Depth;
 use self::systems::{Missing, Shown, Systems};
 use super::measure::{Endpoints, FLOOD, Plan};
-use super::{CLIENT, SERVER, SERVER_CORE};
+use super::{SERVER, serving};
 use crate::command::steps::Steps;
 use crate::command::{Global, interrupt};
 
@@ -155,25 +154,10 @@ fn race(
     let socket = rack
         .enter(SERVER, || endpoints.echo_socket_of_server())?
         .context("cannot open the echo's socket")?;
-    thread::scope(|scope| {
-        let (turns, probe) = (&turns, &probe);
-        let serving = scope.spawn(move || -> std::io::Result<()> {
-            pin(SERVER_CORE)?;
-            let mut outcome = Ok(());
-            turns.serve(|turn, stop| {
-                let served = serve(turn, stop, (turns, probe), &socket, sizes);
-                outcome = std::mem::replace(&mut outcome, Ok(())).and(served);
-            });
-            outcome
-        });
-        let setting = Setting { rack, endpoints, systems, turns };
-        let measured = rack.enter(CLIENT, || setting.measure(plan, probe, parts));
-        turns.end();
-        let served = serving.join().map_err(|_| anyhow!("the echo's server panicked"))?;
-        let race = measured??;
-        served.context("the echo's server failed")?;
-        Ok(race)
-    })
+    let serve =
+        |turn: usize, stop: &AtomicBool| serve(turn, stop, (&turns, &probe), &socket, sizes);
+    let setting = Setting { rack, endpoints, systems, turns: &turns };
+    serving::beside(rack, &turns, serve, || setting.measure(plan, &probe, parts))
 }
 
 fn serve(

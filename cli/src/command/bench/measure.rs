@@ -29,7 +29,7 @@ use bluebridge_wire::{EndpointAddress, Space, address::PAGE_BYTES};
 use serde::Serialize;
 
 use super::readers::{self, Readers};
-use super::{CLIENT, CLIENT_CORE, SERVER, SERVER_CORE, SLEEPER};
+use super::{CLIENT, CLIENT_CORE, SECOND, SERVER, serving};
 use crate::exit::UsageError;
 
 /// The port of the echo servers, on the same machine as the memory server.
@@ -110,8 +110,8 @@ pub(super) struct Pipelined {
 pub(super) struct Endpoints {
     membership: Membership,
     pub(super) server: NodeId,
-    /// The server that never polls, if there is one.
-    sleeper: Option<NodeId>,
+    /// The second server, if there is one; it never polls if READs of a page are measured.
+    pub(super) second: Option<NodeId>,
 }
 
 impl Endpoints {
@@ -135,7 +135,7 @@ impl Endpoints {
         let named =
             |name: Node| nodes.iter().find(|it| it.name == name.to_string()).map(|it| it.node);
         let server = named(SERVER).context("the rack has no memory server")?;
-        Ok(Self { membership, server, sleeper: named(SLEEPER) })
+        Ok(Self { membership, server, second: named(SECOND) })
     }
 
     /// A client with at most `outstanding` operations in flight, which spins.
@@ -190,8 +190,12 @@ impl Endpoints {
 
     /// What an operation sends and receives, in pieces that fit the links.
     pub(super) fn sizes(&self, plan: Plan) -> Sizes {
-        let piece_bytes = self.membership.assignment().piece_bytes;
-        plan.operation.sizes(plan.bytes, piece_bytes.max(1))
+        plan.operation.sizes(plan.bytes, self.piece_bytes())
+    }
+
+    /// Bytes of memory in a datagram, at least 1.
+    pub(super) fn piece_bytes(&self) -> usize {
+        self.membership.assignment().piece_bytes.max(1)
     }
 
     fn address(&self, node: NodeId) -> Ipv6Addr {
@@ -221,30 +225,16 @@ pub(super) fn run(rack: &Rack, endpoints: &Arc<Endpoints>, plan: Plan) -> anyhow
     let socket = rack
         .enter(SERVER, || endpoints.echo_socket_of_server())?
         .context("cannot open the echo's socket")?;
-    thread::scope(|scope| {
-        let (turns, probe) = (&turns, &probe);
-        let serving = scope.spawn(move || -> std::io::Result<()> {
-            pin(SERVER_CORE)?;
-            let mut outcome = Ok(());
-            turns.serve(|turn, stop| {
-                let served = serve(turn, stop, turns, probe, &socket, sizes);
-                outcome = std::mem::replace(&mut outcome, Ok(())).and(served);
-            });
-            outcome
-        });
-        let measured = rack.enter(CLIENT, || measure(rack, endpoints, plan, turns, probe));
-        turns.end();
-        let served = serving.join().map_err(|_| anyhow!("the echo's server panicked"))?;
-        let mut report = measured??;
-        served.context("the echo's server failed")?;
-        if plan.operation == Operation::Read {
-            // Those of three contestants.
-            let Length { round_count, warm_up_count, operation_count } = plan.length;
-            let read_count = 3 * round_count * (warm_up_count + operation_count);
-            report.direct_reads = direct_reads(rack, read_count as u64);
-        }
-        Ok(report)
-    })
+    let serve = |turn: usize, stop: &AtomicBool| serve(turn, stop, &turns, &probe, &socket, sizes);
+    let measure = || measure(rack, endpoints, plan, &turns, &probe);
+    let mut report = serving::beside(rack, &turns, serve, measure)?;
+    if plan.operation == Operation::Read {
+        // Those of three contestants.
+        let Length { round_count, warm_up_count, operation_count } = plan.length;
+        let read_count = 3 * round_count * (warm_up_count + operation_count);
+        report.direct_reads = direct_reads(rack, read_count as u64);
+    }
+    Ok(report)
 }
 
 /// How long a report of all READs may take: some heartbeats.
@@ -312,7 +302,7 @@ fn measure(
     // In the order of their turns.
     let mut readers = Vec::new();
     if plan.operation == Operation::Read {
-        let sleeper = endpoints.sleeper.context("the rack has no second memory server")?;
+        let sleeper = endpoints.second.context("the rack has no second memory server")?;
         readers.push(contestant(frames, endpoints.server)?.0.by_server());
         readers.push(contestant(frames, sleeper)?.0.called("sleeping server"));
         readers.push(contestant(frames, sleeper)?.0.by_server().called("by the sleeping server"));

@@ -14,6 +14,7 @@ use bluebridge_bench::{flood, pin};
 use bluebridge_rack::Rack;
 use bluebridge_transport::udp::UdpTransport;
 use bluebridge_wire::address::PAGE_BYTES;
+use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use super::measure::{
@@ -146,4 +147,11 @@ pub(super) fn processor_time(pid: u32) -> anyhow::Result<Duration> {
         line.split(' ').next()?.parse::<u64>().ok()
     });
     Ok(Duration::from_nanos(times.sum()))
+}
+
+/// Processor time of this thread.
+pub(super) fn own_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    let part = |number: i64| u64::try_from(number).unwrap_or(0);
+    Duration::from_secs(part(time.tv_sec)) + Duration::from_nanos(part(time.tv_nsec))
 }

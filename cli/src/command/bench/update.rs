@@ -2,7 +2,6 @@
 //! per redirect policy.
 
 use std::sync::atomic::AtomicBool;
-use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -20,7 +19,7 @@ use bluebridge_transport::udp::UdpTransport;
 use serde::Serialize;
 
 use super::machine::Machine;
-use super::{CLIENT, CLIENT_CORE, SERVER_CORE};
+use super::{CLIENT, CLIENT_CORE, serving};
 use crate::output;
 
 /// How long the client polls: longer than any response takes.
@@ -69,24 +68,15 @@ pub(super) fn run(
 ) -> anyhow::Result<Report> {
     let turns = Turns::new();
     let probe = Probe::default();
-    thread::scope(|scope| {
-        let (turns, probe) = (&turns, &probe);
-        let serving = scope.spawn(move || -> std::io::Result<()> {
-            pin(SERVER_CORE)?;
-            turns.serve(|turn, stop: &AtomicBool| match turn {
-                PROBE_TURN => probe.answer(stop),
-                // The memory server is a separate process.
-                _ => turns.sleep(stop),
-            });
-            Ok(())
-        });
-        let measured = rack.enter(CLIENT, || measure(rack, policy, bytes, length, turns, probe));
-        turns.end();
-        let served = serving.join().map_err(|_| anyhow!("the probe's thread panicked"))?;
-        let report = measured??;
-        served.context("cannot pin the probe's thread")?;
-        Ok(report)
-    })
+    let serve = |turn: usize, stop: &AtomicBool| {
+        match turn {
+            PROBE_TURN => probe.answer(stop),
+            // The memory server is a separate process.
+            _ => turns.sleep(stop),
+        }
+        Ok(())
+    };
+    serving::beside(rack, &turns, serve, || measure(rack, policy, bytes, length, &turns, &probe))
 }
 
 fn measure(

@@ -9,14 +9,13 @@ use bluebridge_bench::ours::pipeline;
 use bluebridge_bench::peers::Waiting;
 use bluebridge_bench::summary::median;
 use bluebridge_wire::address::PAGE_BYTES;
-use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use super::super::SERVER_DAEMON;
 use super::super::measure::{
     FLOOD, PIPELINED_PAGES, PIPELINED_ROUNDS, Plan, frames_of_environment, per_second,
 };
-use super::super::readers::processor_time;
+use super::super::readers::{own_time, processor_time};
 use super::{OWN, Setting};
 
 /// Operations outstanding.
@@ -124,13 +123,6 @@ pub(super) fn timed(
         client_us: each(client_after.saturating_sub(client)),
         server_us: used.map(each),
     })
-}
-
-/// Processor time of this thread.
-fn own_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    let part = |number: i64| u64::try_from(number).unwrap_or(0);
-    Duration::from_secs(part(time.tv_sec)) + Duration::from_nanos(part(time.tv_nsec))
 }
 
 fn row(name: &str, bytes: usize, rounds: &[Round]) -> Row {
