@@ -77,9 +77,10 @@ impl Record {
 
     /// Records the status of a page.
     pub(super) const fn finish_page(&mut self, page: usize, status: Status) {
-        let mut statuses = self.value.to_be_bytes();
-        statuses[page] = status.code();
-        self.value = u64::from_be_bytes(statuses);
+        // Not by way of an array: to load the word after a store of a byte would wait for all stores before it, and those
+        // are the page's.
+        let shift = 8 * (LINE_PAGES - 1).saturating_sub(page);
+        self.value = self.value & !(0xff << shift) | (status.code() as u64) << shift;
         self.pages_done |= 1 << page;
     }
 
