@@ -7,6 +7,10 @@
 //!
 //! Few lines at once would wake two processes three times for each of them, which costs clients more than the lines
 //! themselves. So no fewer than a burst are taken at once, and a smaller number is kept by rests between the bursts.
+//!
+//! After a rest all processes sleep and all caches are cold, so the lines of a burst take longer than others, also on
+//! an idle machine. They are compared with each other only: compared with the lines of before, they would look as if
+//! somebody else worked, and the rests would never end.
 
 use core::time::Duration;
 
@@ -30,6 +34,10 @@ const TARGET: Duration = Duration::from_micros(300);
 /// Lines after which the fastest of them is forgotten with the next ones: the path may have become longer.
 const HISTORY: u32 = 4096;
 
+/// The same for lines between rests: beside others no processor sleeps, so their lines are faster than those after a rest on
+/// an idle machine. It is forgotten within a second or two that others worked.
+const RESTED_HISTORY: u32 = 256;
+
 /// Parts of a line in which the number changes.
 const PARTS: u64 = 256;
 
@@ -41,10 +49,37 @@ const HASTE: i64 = 4;
 pub(super) struct Pace {
     /// In [`PARTS`] of a line.
     parts: u64,
-    /// The fastest line of the present history, and of the one before.
-    fastest: [Duration; 2],
-    count: u32,
+    /// What lines take that follow each other without rests.
+    steady: Fastest,
+    /// What lines take in bursts between rests.
+    rested: Fastest,
     burst: Burst,
+}
+
+/// The fastest line of the present history, and of the one before.
+#[derive(Clone, Copy, Debug)]
+struct Fastest {
+    times: [Duration; 2],
+    count: u32,
+    history: u32,
+}
+
+impl Fastest {
+    /// None yet; of so many lines.
+    const fn of(history: u32) -> Self {
+        Self { times: [Duration::MAX; 2], count: 0, history }
+    }
+
+    /// Takes a line into account. Returns the time of the fastest.
+    fn with(&mut self, time: Duration) -> Duration {
+        self.count += 1;
+        if self.count == self.history {
+            self.times = [Duration::MAX, self.times[0]];
+            self.count = 0;
+        }
+        self.times[0] = self.times[0].min(time);
+        self.times[0].min(self.times[1])
+    }
 }
 
 /// What a number below that of a burst is doing.
@@ -62,8 +97,8 @@ impl Pace {
     pub(super) const fn new() -> Self {
         Self {
             parts: BURST as u64 * PARTS,
-            fastest: [Duration::MAX; 2],
-            count: 0,
+            steady: Fastest::of(HISTORY),
+            rested: Fastest::of(RESTED_HISTORY),
             burst: Burst::None,
         }
     }
@@ -109,13 +144,8 @@ impl Pace {
 
     /// A line is here, so long after it was asked for.
     pub(super) fn took(&mut self, time: Duration) {
-        self.count += 1;
-        if self.count == HISTORY {
-            self.fastest = [Duration::MAX, self.fastest[0]];
-            self.count = 0;
-        }
-        self.fastest[0] = self.fastest[0].min(time);
-        let least = self.fastest[0].min(self.fastest[1]);
+        let is_rested = self.lines() < BURST;
+        let least = if is_rested { self.rested.with(time) } else { self.steady.with(time) };
         let micros = |time: Duration| i64::try_from(time.as_micros()).unwrap_or(i64::MAX);
         let (target, waited) = (micros(TARGET), micros(time.saturating_sub(least)));
         let share = (target.saturating_sub(waited)).max(-HASTE * target);
@@ -132,9 +162,10 @@ mod tests {
 
     const LEAST: Duration = Duration::from_micros(80);
 
-    /// Lines that wait for each other, each for `each`, and for others.
+    /// Lines that wait for each other, each for `each`, and for others, except one of eight.
     fn run(pace: &mut Pace, count: u32, each: Duration, others: Duration) -> u32 {
-        for _ in 0..count {
+        for at in 0..count {
+            let others = if at % 8 == 7 { Duration::ZERO } else { others };
             pace.took(LEAST + each * (pace.lines() - 1) + others);
         }
         pace.lines()
@@ -174,12 +205,30 @@ mod tests {
     }
 
     #[test]
+    fn lines_that_are_slower_after_a_rest_do_not_make_it_rest_for_ever() {
+        let mut pace = Pace::new();
+        let each = Duration::from_micros(40);
+        run(&mut pace, 1000, each, Duration::ZERO);
+        assert_eq!(run(&mut pace, 100, each, Duration::from_millis(2)), 1);
+        // Nobody works any more, but everything is cold after a rest.
+        let cold = Duration::from_micros(500);
+        for _ in 0..2 * RESTED_HISTORY + 100 {
+            let after_rest = if pace.lines() < BURST { cold } else { Duration::ZERO };
+            pace.took(LEAST + each * (pace.lines().max(BURST) - 1) + after_rest);
+        }
+        assert!(pace.lines() >= 8, "{}", pace.lines());
+    }
+
+    #[test]
     fn it_learns_that_the_path_has_become_longer() {
         let mut pace = Pace::new();
         run(&mut pace, 100, Duration::ZERO, Duration::ZERO);
-        let longer = Duration::from_millis(1);
-        assert_eq!(run(&mut pace, HISTORY, Duration::ZERO, longer), 1);
-        assert!(run(&mut pace, 2 * HISTORY, Duration::ZERO, longer) > 10);
+        let longer = |pace: &mut Pace, count| {
+            (0..count).for_each(|_| pace.took(LEAST + Duration::from_millis(1)));
+            pace.lines()
+        };
+        assert!(longer(&mut pace, 1000) <= BURST);
+        assert!(longer(&mut pace, 8 * HISTORY) > 10);
     }
 
     #[test]
