@@ -88,7 +88,7 @@ impl Rig {
 }
 
 fn pointer(node: NodeId, page: u64, start: u64) -> Ipv6Addr {
-    let location = u64::from(generation().number()) << 48 | (page << PAGE_SHIFT) + start;
+    let location = (u64::from(generation().number()) << 48) | ((page << PAGE_SHIFT) + start);
     Fields { space: SPACE, node, command: 0, tag: TAG.0, location }.to_ipv6()
 }
 
