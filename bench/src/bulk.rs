@@ -28,6 +28,9 @@ const SILENCE: Duration = Duration::from_secs(2);
 /// Time without progress after which the sender repeats what is not acknowledged.
 const REPEAT: Duration = Duration::from_millis(20);
 
+/// How often the time until it is sent again doubles.
+const REPEATS_DOUBLED: u32 = 4;
+
 /// Acknowledgements of a window.
 const ACKNOWLEDGEMENTS: usize = 8;
 
@@ -170,6 +173,8 @@ struct Run {
     acknowledged: usize,
     progress_at: Duration,
     repeated_at: Duration,
+    /// How often it was sent again since there was progress.
+    repeats: u32,
 }
 
 impl Run {
@@ -362,6 +367,7 @@ impl<'a> End<'a> {
                             acknowledged: 0,
                             progress_at: now(),
                             repeated_at: now(),
+                            repeats: 0,
                         });
                     }
                 }
@@ -369,15 +375,16 @@ impl<'a> End<'a> {
                 _ => {}
             }
         }
-        self.acknowledge(bytes)
+        self.acknowledge(begun_at)
     }
 
-    /// Acknowledges if it is time: often enough that the window never closes, and whatever was sent again.
-    fn acknowledge(&mut self, received_bytes: usize) -> io::Result<()> {
+    /// Acknowledges if it is time: often enough that the window never closes, and whatever does not continue what has
+    /// arrived up to `begun_at`: the other end goes on from there.
+    fn acknowledge(&mut self, begun_at: usize) -> io::Result<()> {
         let Some(run) = self.run.filter(|run| !run.sends) else { return Ok(()) };
         let new = run.position - run.acknowledged;
         let is_due = new >= self.shape.window_bytes / ACKNOWLEDGEMENTS || run.is_complete();
-        if received_bytes > 0 && (is_due || new == 0) {
+        if is_due || run.position == begun_at {
             self.say(Kind::Acknowledge, run.position, Direction::ToServer)?;
             self.run = Some(Run { acknowledged: run.position, ..run });
         }
@@ -387,9 +394,15 @@ impl<'a> End<'a> {
     /// Sends again what was not acknowledged for some time.
     fn repeat(&mut self, now: Duration) -> bool {
         let Some(run) = &mut self.run else { return false };
+        if run.progress_at > run.repeated_at {
+            run.repeats = 0;
+        }
         let since = run.progress_at.max(run.repeated_at);
-        let is_due = now.saturating_sub(since) > REPEAT;
+        // Twice as late each time: an end that is slow gets what was sent before, and not only the same again.
+        let is_due =
+            now.saturating_sub(since) > REPEAT * 2_u32.pow(run.repeats.min(REPEATS_DOUBLED));
         if is_due {
+            run.repeats += 1;
             run.repeated_at = now;
             run.position = if run.sends { run.acknowledged } else { run.position };
         }
@@ -493,6 +506,7 @@ pub fn run(
         acknowledged: 0,
         progress_at: begun,
         repeated_at: begun,
+        repeats: 0,
     };
     end.run = Some(fresh);
     end.say(Kind::Start, length, direction)?;
