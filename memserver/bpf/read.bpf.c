@@ -355,8 +355,12 @@ INLINE int is_readable(const struct page_record *r, const struct target *of, u32
 	u64 to = be64(f->header.target[0]), location = be64(f->header.target[1]);
 	u32 colour = (u32)(location >> 48) << 8 | (to & 0xff);
 
-	if (LOAD(r->marks) || r->contents == CONTENTS_LEFTOVER || r->colour != colour ||
-	    r->space != (u16)(to >> 32))
+	if (LOAD(r->marks))
+		return 0;
+	/* What a line on its way here gets is stored before its marks are cleared, without a change of the
+	 * sequence. */
+	BARRIER();
+	if (r->contents == CONTENTS_LEFTOVER || r->colour != colour || r->space != (u16)(to >> 32))
 		return 0;
 	/* Only lines of complete allocations get away from home, and the head may be elsewhere. */
 	if (of->is_adopted)

@@ -243,7 +243,8 @@ impl Pages {
                 _ => false,
             };
             if needs_none && self.frame(line).is_some() {
-                stores::set_in_order(&mut self.lines.frames.as_mut()[line], NO_FRAME);
+                // Also for a direct reader of the last process that still runs: another line may get the memory.
+                self.set_frame(line, None);
             }
         }
     }

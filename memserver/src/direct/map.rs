@@ -187,7 +187,8 @@ fn try_create(at: &Path, values: u32) -> io::Result<OwnedFd> {
     own(&MapData::from_pin(at).map_err(cause)?)
 }
 
-/// Makes a table of `K` and `V` with room for so many, which takes memory for those that it has, and ends with this process.
+/// Makes a table of `K` and `V` with room for so many, which ends with this process. It takes 16 bytes of memory for each
+/// at once, and the rest for those that it has.
 ///
 /// # Errors
 /// The system's error.

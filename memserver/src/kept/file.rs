@@ -238,8 +238,9 @@ impl ArenaFile {
             Some((map, mapper)) => {
                 let (places, counters) = (layout.direct_places(), counters.into());
                 let hints = Self::hints(&id, layout.adopted_lines(), &mut shards);
-                let hints = hints.map_err(|error| self.failed("share", error))?;
-                Ok(DirectMemory { id, map, mapper, places, hints, counters })
+                let memory =
+                    hints.map(|hints| DirectMemory { id, map, mapper, places, hints, counters });
+                memory.map_err(NoDirectReads::Map)
             }
             None if self.is_direct => Err(NoDirectReads::InFile),
             None => Err(NoDirectReads::Off),
