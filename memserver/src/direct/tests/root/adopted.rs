@@ -5,7 +5,7 @@ use std::{
     net::Ipv6Addr,
     sync::atomic::{AtomicBool, Ordering},
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use aya::programs::{TestRun as _, TestRunOptions};
@@ -23,6 +23,7 @@ use super::{
     frames::{HOME, frame, frame_of, frame_to, parts},
     lines::Clones,
     rig::{CLIENT, NEXT, OTHER, REDIRECT, Rig, SERVER, SHARD, SPACE, now},
+    writers::{Stop, is_worth_it},
 };
 use crate::direct::{ReadCounts, hints::ForeignLine, program::classifier};
 
@@ -272,13 +273,11 @@ fn lines_that_change_places_all_the_time_are_never_mixed_up() {
             }
             moves
         });
+        // Also if an assertion fails: the scope waits for the mover.
+        let end = Stop(&stop);
         let began = Instant::now();
         let mut out = vec![0; 10_000];
-        let is_worth_it = |is_all_seen: bool| {
-            began.elapsed() < Duration::from_secs(if is_all_seen { 1 } else { 30 })
-        };
-        let mut wrong = None;
-        while wrong.is_none() && is_worth_it(answered > 100 && passed > 100) {
+        while is_worth_it(began, answered > 100 && passed > 100) {
             memory.hints.set(ForeignLine { home: HOME_NODE, first_page: line }, number);
             let options = TestRunOptions {
                 data_in: Some(&read),
@@ -300,11 +299,9 @@ fn lines_that_change_places_all_the_time_are_never_mixed_up() {
                     && data[1].is_multiple_of(2)
                     && data[1..].iter().all(|it| *it == data[1])
             });
-            wrong = (!is_good).then_some(data);
+            assert!(is_good, "{data:?}");
         }
-        // Also if an assertion fails: the scope waits for the mover.
-        stop.store(true, Ordering::Relaxed);
-        assert!(wrong.is_none(), "{wrong:?}");
+        drop(end);
         mover.join().expect("it moves")
     });
     println!("{moves} moves, {answered} answered, {passed} passed on");

@@ -21,13 +21,13 @@ use super::{
 use crate::direct::program::classifier;
 
 /// Whether to go on: for two seconds, or longer if not everything was seen on a busy machine.
-fn is_worth_it(began: Instant, is_all_seen: bool) -> bool {
+pub(super) fn is_worth_it(began: Instant, is_all_seen: bool) -> bool {
     let limit = Duration::from_secs(if is_all_seen { 2 } else { 30 });
     began.elapsed() < limit
 }
 
 /// Ends the writer.
-struct Stop<'a>(&'a AtomicBool);
+pub(super) struct Stop<'a>(pub(super) &'a AtomicBool);
 
 impl Drop for Stop<'_> {
     fn drop(&mut self) {
