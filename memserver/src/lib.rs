@@ -31,6 +31,7 @@
 
 pub mod arena;
 mod backlog;
+mod contention;
 pub mod deputies;
 pub mod direct;
 mod extent_tree;

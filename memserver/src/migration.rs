@@ -5,9 +5,10 @@
 
 use std::{ops::Range, sync::mpsc::SyncSender};
 
+use arrayvec::ArrayVec;
 use bluebridge_protocol::{
     Timestamp,
-    requester::{self, Buffers, Origin, Requester},
+    requester::{self, Buffers, Requester, SealedRequest},
     responder::{Adopted, AllowError, Allowance, FreeLines, Responder},
     store::PageStore,
     taker::{self, Progress, Row, Taker},
@@ -18,7 +19,13 @@ use bluebridge_wire::{
     address::{Fields, PAGE_SHIFT, SHARD_SHIFT},
 };
 
-use crate::deputies::{Deputies, Deputyship};
+use crate::{
+    contention::Contention,
+    deputies::{Deputies, Deputyship},
+};
+
+/// Requests handed to the carrier at once.
+const BATCH: usize = 32;
 
 /// The most migrations to which a shard is the taker at once.
 const TAKINGS_MAX: usize = 64;
@@ -176,13 +183,14 @@ struct Taking {
 pub(crate) struct Migrations {
     identity: Identity,
     takings: Vec<Taking>,
+    contention: Contention,
     /// Requesters so far.
     count: u32,
 }
 
 impl Migrations {
-    pub(crate) const fn new(identity: Identity) -> Self {
-        Self { identity, takings: Vec::new(), count: 0 }
+    pub(crate) fn new(identity: Identity) -> Self {
+        Self { identity, takings: Vec::new(), contention: Contention::default(), count: 0 }
     }
 
     /// Whether the shard takes no lines.
@@ -242,7 +250,7 @@ impl Migrations {
             MigrationOrder::Lose(node) => {
                 let of_node = |of: &&mut Taking| of.taker.order().migration.giver.node == node;
                 for taking in self.takings.iter_mut().filter(of_node) {
-                    taking.taker.give_up(store);
+                    taking.taker.give_up(responder, store);
                 }
                 Ok(MigrationState::default())
             }
@@ -350,6 +358,16 @@ impl Migrations {
         found.ok_or(MigrationError::Unknown)
     }
 
+    /// Whether a datagram that says it is from a node, to an address of this endpoint, may be a reply that is awaited of
+    /// it.
+    pub(crate) fn awaits(&self, from: &Fields, to: &Fields) -> bool {
+        let selector = selector_of(to);
+        self.takings.iter().any(|Taking { taker, selector: own, .. }| {
+            let order = taker.order();
+            (*own, order.migration.giver.node, order.space) == (selector, from.node, from.space)
+        })
+    }
+
     /// Handles a reply.
     pub(crate) fn receive(&mut self, now: Timestamp, datagram: &Datagram<'_>) {
         let selector = selector_of(&datagram.to);
@@ -370,7 +388,9 @@ impl Migrations {
         (transport, responder): (&mut T, &mut Responder),
         store: &mut S,
     ) -> Result<(), TransmitError> {
+        let is_contended = self.contention.is_contended(now);
         for Taking { taker, requester, .. } in &mut self.takings {
+            taker.set_contended(is_contended);
             requester.handle_timeout(now);
             while let Some(completion) = requester.poll_completion() {
                 taker.heard(now, &completion, (&mut *requester, &mut *responder), store);
@@ -400,32 +420,44 @@ pub(crate) fn send_all<T: Transport, B: Buffers>(
     requester: &mut Requester,
     buffers: &B,
 ) -> Result<(), TransmitError> {
-    while let Some((origin, result)) = send_next(now, transport, requester, buffers) {
-        match result {
-            // What the carrier does not take now is sent again when its timer expires.
-            Ok(_) => {}
-            Err(error @ TransmitError::Socket(_)) => return Err(error),
-            Err(_) => requester.transmit_refused(now, origin, 0),
+    loop {
+        let mut batch = ArrayVec::<SealedRequest<'_>, BATCH>::new();
+        while !batch.is_full()
+            && let Some(request) = requester.poll_transmit(now, buffers)
+        {
+            batch.push(request);
+        }
+        let outgoing: ArrayVec<Outgoing<'_>, BATCH> = batch.iter().map(outgoing).collect();
+        let mut sent = 0;
+        while let (Some(rest), Some(next)) = (outgoing.get(sent..), batch.get(sent)) {
+            match transport.transmit(rest) {
+                // What the carrier does not take now is sent again when its timer expires.
+                Ok(0) => break,
+                Ok(count) => sent += count,
+                Err(error @ TransmitError::Socket(_)) => return Err(error),
+                Err(_) => {
+                    let same = batch.iter().skip(sent);
+                    let same = same.take_while(|other| other.origin == next.origin).count();
+                    let count = u32::try_from(same).unwrap_or(u32::MAX);
+                    requester.transmit_refused(now, next.origin, count);
+                    sent += same;
+                }
+            }
+        }
+        if !batch.is_full() {
+            return Ok(());
         }
     }
-    Ok(())
 }
 
-fn send_next<T: Transport, B: Buffers>(
-    now: Timestamp,
-    transport: &mut T,
-    requester: &mut Requester,
-    buffers: &B,
-) -> Option<(Origin, Result<usize, TransmitError>)> {
-    let request = requester.poll_transmit(now, buffers)?;
-    let out = Outgoing {
+fn outgoing<'a>(request: &'a SealedRequest<'_>) -> Outgoing<'a> {
+    Outgoing {
         source: request.source,
         destination: request.destination,
         destination_port: UDP_PORT,
         header: request.head(),
         data: request.data,
-    };
-    Some((request.origin, transport.transmit(&[out])))
+    }
 }
 
 impl Taking {

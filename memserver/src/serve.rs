@@ -21,7 +21,7 @@ use bluebridge_protocol::{
 use bluebridge_transport::{
     Incoming, Outgoing, ReceiveError, Spin, TransmitError, Transport, Wait,
 };
-use bluebridge_wire::{ArenaGeneration, Datagram, NodeId, Space};
+use bluebridge_wire::{ArenaGeneration, Datagram, NodeId, Space, WireCommand, address::Fields};
 
 use crate::{
     Arena, ArenaUsage,
@@ -399,10 +399,17 @@ impl<T: Transport, S: Store> Shard<T, S> {
         Ok(())
     }
 
-    /// Puts the datagrams of the last batch into the backlog; drops those without room.
+    /// Puts the datagrams of the last batch into the backlog; drops those without room. Replies with lines that it takes
+    /// are handled at once: it asked for them, and they would be copied once more.
     fn enqueue(&mut self, count: usize, statistics: &ShardStatistics) {
         let mut dropped = 0;
+        let now = self.transport.now();
         for number in 0..count {
+            if self.is_awaited(&self.transport.incoming(number)) {
+                let taken = self.take(now, Place::Carrier(number));
+                debug_assert!(matches!(taken, Taken::Here), "it is no request");
+                continue;
+            }
             let Preview { space, node, session, cost } =
                 Preview::new(&self.transport.incoming(number));
             let has_session = self.responder.has_session(session, space, node)
@@ -435,6 +442,18 @@ impl<T: Transport, S: Store> Shard<T, S> {
                 Taken::NotYet => self.flush(statistics)?,
             }
         }
+    }
+
+    /// Whether a datagram is from a server of which this shard takes lines, for their taker. The switch drops packets with
+    /// another endpoint's address.
+    fn is_awaited(&self, incoming: &Incoming<'_>) -> bool {
+        if self.migrations.is_idle() {
+            return false;
+        }
+        let addresses = Fields::unpack(incoming.source).zip(Fields::unpack(incoming.destination));
+        addresses.is_some_and(|(from, to)| {
+            WireCommand::from_bits(from.command).is_reply() && self.migrations.awaits(&from, &to)
+        })
     }
 
     fn awaits_replies(&self) -> bool {

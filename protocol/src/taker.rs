@@ -340,6 +340,11 @@ impl Taker {
         self.is_begun = true;
     }
 
+    /// Whether others want the processor on which this taker runs: moving memory is less urgent than what they do.
+    pub fn set_contended(&mut self, is_contended: bool) {
+        self.pace.set_contended(is_contended);
+    }
+
     /// Takes no further line: the giver was told to give none. Lines in doubt are asked for until their end is known.
     pub fn stop(&mut self) {
         self.is_stopped = true;
@@ -347,12 +352,12 @@ impl Taker {
 
     /// The giver's memory is lost, for sure, and all servers know it: what is in doubt is lost with it. An answer that
     /// arrives later is too late.
-    pub fn give_up<S: PageStore + ?Sized>(&mut self, store: &mut S) {
+    pub fn give_up<S: PageStore + ?Sized>(&mut self, responder: &mut Responder, store: &mut S) {
         self.is_stopped = true;
         let staged = self.slots.iter().filter(|slot| slot.is_in_doubt()).map(|slot| slot.line);
         let staged: Vec<_> = staged.chain(self.doubts.iter().map(|(line, _)| *line)).collect();
-        for place in staged.into_iter().filter_map(|line| self.place(line)) {
-            store.lines_mut().drop_staged(place);
+        for line in staged {
+            self.drop_staged(line, responder, store);
         }
         self.slots.clear();
         self.doubts.clear();
@@ -434,16 +439,21 @@ impl Taker {
         let ended = slots.extract_if(.., |slot| lines[slot.line as usize] != LineState::OnItsWay);
         buffers.extend(ended.map(|slot| slot.bytes));
         self.fill(now);
+        let is_due = |slot: &Slot| slot.at <= now;
         for index in 0..self.slots.len() {
-            if self.slots[index].at > now {
-                continue;
-            }
             match self.slots[index].step {
+                _ if !is_due(&self.slots[index]) => {}
                 Step::Take | Step::Stage if self.is_stopped => self.end(index, LineState::Stays),
                 Step::Stage => self.stage(now, index, responder, store),
-                Step::Take => self.take(now, index, requester),
                 Step::Keep => self.keep(now, index, requester),
-                Step::Taking | Step::Reading(_) | Step::Keeping => {}
+                Step::Take | Step::Taking | Step::Reading(_) | Step::Keeping => {}
+            }
+        }
+        // One after the other, because requests of one kind travel together.
+        for index in 0..self.slots.len() {
+            let slot = &self.slots[index];
+            if slot.step == Step::Take && is_due(slot) && !self.is_stopped {
+                self.take(now, index, requester);
             }
         }
         if self.is_stopped && self.counts.left > 0 {
@@ -651,7 +661,10 @@ impl Taker {
             matches!(staged, Err(StageError::FreedElsewhere(_) | StageError::BeingFreed(_)));
         let slot = &mut self.slots[index];
         match staged {
-            Ok(()) => (slot.step, slot.at, slot.pause) = (Step::Keep, now, PAUSE.0),
+            Ok(()) => {
+                (slot.step, slot.at, slot.pause) = (Step::Keep, now, PAUSE.0);
+                responder.doubt(self.order.home_line(line));
+            }
             // As long as the lease holds, the line is what was read.
             Err(_) if is_to_be_freed && now < slot.leased_until => {
                 slot.step = Step::Stage;
@@ -694,9 +707,7 @@ impl Taker {
             }
             // It is about the lease under which the line was staged, so the line is the giver's.
             Err(Failure::LeaseLost { how, .. }) => {
-                if let Some(place) = self.place(line) {
-                    store.lines_mut().drop_staged(place);
-                }
+                self.drop_staged(line, responder, store);
                 let is_over = self.is_stopped || how == LeaseEnd::Withdrawn;
                 if is_over {
                     return self.end(index, LineState::Stays);
@@ -710,6 +721,19 @@ impl Taker {
                 slot.wait(now);
             }
         }
+    }
+
+    /// A line that was staged is the giver's.
+    fn drop_staged<S: PageStore + ?Sized>(
+        &self,
+        line: u32,
+        responder: &mut Responder,
+        store: &mut S,
+    ) {
+        if let Some(place) = self.place(line) {
+            store.lines_mut().drop_staged(place);
+        }
+        responder.end_doubt(&self.order.home_line(line));
     }
 
     /// A line that is the giver's for sure is taken again later.

@@ -128,23 +128,20 @@ impl Pages {
 
     /// Records what a line is, after everything else about it. No page of it is leased from then on.
     pub(super) fn set_line_state(&mut self, line: usize, state: u32) {
-        let before = self.entry(line).state;
         stores::set_in_order(&mut self.lines.entries.as_mut()[line].state, state);
         self.mark_line(line);
-        if !self.is_own(line) && [before, state].contains(&LineEntry::ADOPTED) {
+        if !self.is_own(line) && state == LineEntry::ADOPTED {
             self.hint(line);
         }
     }
 
-    /// Tells direct readers whether a place has a line of another server, and which.
+    /// Tells direct readers which line of another server has a place.
     pub(super) fn hint(&mut self, line: usize) {
-        let LineEntry { first_page, node, state, .. } = *self.entry(line);
+        let LineEntry { first_page, node, .. } = *self.entry(line);
         let foreign = ForeignLine { home: NodeId(node), first_page };
         let place = u32::try_from(line).unwrap_or(u32::MAX);
-        let Some(hints) = self.hints() else { return };
-        match state {
-            LineEntry::ADOPTED => hints.set(foreign, place),
-            _ => hints.forget(foreign, place),
+        if let Some(hints) = self.hints() {
+            hints.set(foreign, place);
         }
     }
 

@@ -272,7 +272,7 @@ impl ArenaFile {
     fn hints(id: &[u8; 16], lines: usize, shards: &mut [ShardMemory]) -> io::Result<Hints> {
         let hints = Hints::create(id, lines)?;
         for kept in shards.iter_mut().filter_map(|shard| shard.kept.as_mut()) {
-            kept.hints = Some(hints.share()?);
+            kept.hints = Some(hints.share(kept.lines.entries.len())?);
         }
         Ok(hints)
     }

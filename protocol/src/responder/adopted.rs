@@ -32,6 +32,17 @@ impl Responder {
         self.update_readers(store);
     }
 
+    /// A line is staged here, and its giver is asked whose it is. Until that is known ([`Self::adopt`] or
+    /// [`Self::end_doubt`]) requests for it get BUSY if it is an own one, and NO_AUTHORITY otherwise.
+    pub fn doubt(&mut self, home: HomeLine) {
+        self.ranges.doubt(home);
+    }
+
+    /// A line that was in doubt is not this server's.
+    pub fn end_doubt(&mut self, home: &HomeLine) {
+        self.ranges.end_doubt(home);
+    }
+
     /// The giver of a staged line said that it is this server's: serves it from now on, under lease epochs above that
     /// under which it was taken. [`Self::heed_fences`] was called with all that came with the answer.
     pub fn adopt<S: PageStore + ?Sized>(
@@ -47,13 +58,14 @@ impl Responder {
         // Before it is served: the next process goes on above it.
         lines.raise_lease_floor(taken.epoch);
         lines.adopt(first_page);
+        self.ranges.end_doubt(&home);
         if self.is_own_node(home.node) {
             self.ranges.return_moved(&line(first_page));
         } else {
             self.ranges.adopt_line(adopted(first_page, home));
         }
         self.counters.count(Event::LineAdopted);
-        self.wake_by(now);
+        self.wake_waiters(now);
         self.publish(store);
     }
 
@@ -66,8 +78,7 @@ impl Responder {
         store: &S,
     ) {
         self.ranges.learn(rows, lost);
-        // Who waits for such a page gets its answer.
-        self.wake_by(now);
+        self.wake_waiters(now);
         self.publish(store);
     }
 
@@ -149,10 +160,12 @@ impl Responder {
                 given_on.push((page, home));
             }
             Placed::Adopted(home) => ranges.adopt_line(adopted(page, home)),
-            Placed::Staged(home, _) if self.node == home.node => {
-                ranges.add_moved_somewhere(line(page));
+            Placed::Staged(home, _) => {
+                ranges.doubt(home);
+                if self.node == home.node {
+                    ranges.add_moved_somewhere(line(page));
+                }
             }
-            Placed::Staged(..) => {}
         });
         let mut allowances = Vec::new();
         lines.allowances(&mut |allowance, is_open| allowances.push((allowance.clone(), is_open)));

@@ -437,6 +437,11 @@ impl Responder {
         self.check_epoch(request)?;
         let node = request.datagram.target.node;
         let is_own = self.is_own_node(node);
+        // The giver may say already that it is here. Its answer is on its way, so the requester is to wait: led from one to
+        // the other, it would soon have gone too often.
+        if self.ranges.is_in_doubt(node, location) {
+            return Err(if is_own { Status::Busy } else { Status::NoAuthority }.into());
+        }
         let local = if is_own {
             match self.ranges.moved_to(location) {
                 Some((Moved::To(to), detail)) => {

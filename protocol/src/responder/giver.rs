@@ -336,9 +336,8 @@ impl Responder {
             store.lines_mut().give(line.first_page);
             giving.mark(number);
         }
-        // Whoever waits for a page of the line learns that it moved.
         self.forget_leases(line.pages());
-        self.wake_by(request.now);
+        self.wake_waiters(request.now);
         self.counters.count(Event::LineKept);
         Ok(())
     }

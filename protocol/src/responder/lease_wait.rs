@@ -168,6 +168,9 @@ impl Responder {
     /// The first deadline of a waiter, or of a lease that it waits for; `now` if a waiter can be
     /// served.
     pub(super) fn next_release(&self, now: Timestamp) -> Option<Timestamp> {
+        if self.queue.is_empty() {
+            return None;
+        }
         if self.queue.ready().is_some() {
             return Some(now);
         }

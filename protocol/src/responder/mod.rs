@@ -487,6 +487,13 @@ impl Responder {
         self.wake_at = Some(self.wake_at.map_or(moment, |wake_at| wake_at.min(moment)));
     }
 
+    /// Whoever waits for a line is to be served, or to learn where it is.
+    fn wake_waiters(&mut self, now: Timestamp) {
+        if !self.queue.is_empty() {
+            self.wake_by(now);
+        }
+    }
+
     fn share_credit(&mut self) {
         let sessions = u32::try_from(self.sessions.count()).unwrap_or(u32::MAX).max(1);
         let share = (self.limits.credit_pages / sessions).clamp(1, Limits::SESSION_CREDIT_PAGES);

@@ -4,6 +4,8 @@ use core::ops::Range;
 
 use bluebridge_wire::{ArenaGeneration, Location, NodeId, address::LINE_PAGES};
 
+use crate::store::HomeLine;
+
 const LINE: u64 = LINE_PAGES as u64;
 
 /// The most pages of a block that MOVED names: 1 GiB.
@@ -64,6 +66,8 @@ pub(super) struct Ranges {
     /// The first generation of the present contents.
     began: ArenaGeneration,
     adopted: Vec<Adopted>,
+    /// Lines that may be this server's: their giver was asked, and no answer was heard. A few at once.
+    in_doubt: Vec<HomeLine>,
     /// Own pages that were lost with the memory of another server; as the controller said last.
     lost: Vec<Range<u64>>,
     /// Whether own pages are not here of which it is not known that another server has them.
@@ -76,8 +80,9 @@ impl Ranges {
         let limit = usize::from(limit);
         let (moved, adopted) = (Vec::with_capacity(limit), Vec::with_capacity(limit));
         let (earlier, began) = (Vec::new(), ArenaGeneration::default());
-        let (unmarked, lost) = (Vec::new(), Vec::new());
-        Self { moved, unmarked, earlier, began, adopted, lost, is_any_nowhere: false, limit }
+        let (unmarked, lost, in_doubt) = (Vec::new(), Vec::new(), Vec::new());
+        let is_any_nowhere = false;
+        Self { moved, unmarked, earlier, began, adopted, in_doubt, lost, is_any_nowhere, limit }
     }
 
     /// Pointers with a generation before this one are to contents that this node lost.
@@ -251,6 +256,27 @@ impl Ranges {
         }
     }
 
+    /// Records that a line is in doubt.
+    pub(super) fn doubt(&mut self, line: HomeLine) {
+        if !self.in_doubt.contains(&line) {
+            self.in_doubt.push(line);
+        }
+    }
+
+    /// It is known whose the line is.
+    pub(super) fn end_doubt(&mut self, line: &HomeLine) {
+        self.in_doubt.retain(|other| other != line);
+    }
+
+    /// Whether the line of a pointer is in doubt.
+    pub(super) fn is_in_doubt(&self, node: NodeId, location: Location) -> bool {
+        let page = location.page();
+        self.in_doubt.iter().any(|line| {
+            let pages = line.first_page..line.first_page + LINE_PAGES as u64;
+            line.node == node && line.generation <= location.generation() && pages.contains(&page)
+        })
+    }
+
     /// The ranges of other nodes that are served here.
     pub(super) fn adopted(&self) -> &[Adopted] {
         &self.adopted
@@ -271,10 +297,19 @@ impl Ranges {
         let (moved, lost) = (self.moved.clone(), self.lost.clone());
         let (earlier, began) = (self.earlier.clone(), self.began);
         let adopted = Vec::new();
-        let unmarked = self.unmarked.clone();
+        let (unmarked, in_doubt) = (self.unmarked.clone(), self.in_doubt.clone());
         let (is_any_nowhere, limit) = (self.is_any_nowhere, self.limit);
-        let mut after =
-            Self { moved, unmarked, earlier, began, adopted, lost, is_any_nowhere, limit };
+        let mut after = Self {
+            moved,
+            unmarked,
+            earlier,
+            began,
+            adopted,
+            in_doubt,
+            lost,
+            is_any_nowhere,
+            limit,
+        };
         for range in &self.adopted {
             let left = without_all(range.local_pages(), rows.iter().cloned());
             after.adopted.extend(left.iter().map(|pages| range.part(pages)));
@@ -361,6 +396,7 @@ impl Ranges {
     /// Whether any range of `node` is served here.
     pub(super) fn adopts_from(&self, node: NodeId) -> bool {
         self.adopted.iter().any(|range| range.node == node)
+            || self.in_doubt.iter().any(|line| line.node == node)
     }
 
     /// Whether any own range moved away of which the store has no record.

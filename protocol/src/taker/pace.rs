@@ -5,6 +5,9 @@
 //! then somebody else uses the servers, the processors or the network. Without other work the lines delay each other,
 //! which bounds the number, too.
 //!
+//! On a processor that others want, too, lines need not wait long to take much from these: clients that poll give way to
+//! the servers. So there the number is the smallest one.
+//!
 //! Few lines at once would wake two processes three times for each of them, which costs clients more than the lines
 //! themselves. So no fewer than a burst are taken at once, and a smaller number is kept by rests between the bursts.
 //!
@@ -22,15 +25,14 @@ pub(super) const LINES_MAX: u32 = 16;
 /// The lines of a burst.
 const BURST: u32 = 4;
 
-/// The smallest number on average, in parts: bursts take a sixteenth of the time then.
-const FEWEST: u64 = PARTS / 4;
+/// The smallest number on average, in parts: bursts take a quarter of the time then.
+const FEWEST: u64 = PARTS;
 
 /// The longest rest.
 const REST_MAX: Duration = Duration::from_millis(100);
 
-/// How much longer than the fastest line a line may take: about as long as five lines take one after the other. Clients that
-/// poll give way to the servers, so lines need not wait long to take much from them.
-const TARGET: Duration = Duration::from_micros(200);
+/// How much longer than the fastest line a line may take: about as long as all lines take one after the other.
+const TARGET: Duration = Duration::from_micros(500);
 
 /// Lines after which the fastest of them is forgotten with the next ones: the path may have become longer.
 const HISTORY: u32 = 4096;
@@ -55,6 +57,8 @@ pub(super) struct Pace {
     /// What lines take in bursts between rests.
     rested: Fastest,
     burst: Burst,
+    /// Whether others want the processor.
+    is_contended: bool,
 }
 
 /// The fastest line of the present history, and of the one before.
@@ -101,12 +105,20 @@ impl Pace {
             steady: Fastest::of(HISTORY),
             rested: Fastest::of(RESTED_HISTORY),
             burst: Burst::None,
+            is_contended: false,
         }
     }
 
-    /// How many lines may be on their way on average; at least a half, which counts as one.
+    pub(super) const fn set_contended(&mut self, is_contended: bool) {
+        self.is_contended = is_contended;
+        if is_contended {
+            self.parts = FEWEST;
+        }
+    }
+
+    /// How many lines may be on their way on average.
     fn lines(&self) -> u32 {
-        u32::try_from(self.parts / PARTS).unwrap_or(1).max(1)
+        u32::try_from(self.parts / PARTS).unwrap_or(LINES_MAX)
     }
 
     /// How many further lines may be taken now that so many are on their way.
@@ -153,7 +165,8 @@ impl Pace {
         // Once per round of all lines the number changes by one line times the share of the target that is left.
         let parts = i64::try_from(PARTS * PARTS / self.parts.max(PARTS)).unwrap_or(1);
         let parts = self.parts.saturating_add_signed(parts * share / target);
-        self.parts = parts.clamp(FEWEST, u64::from(LINES_MAX) * PARTS);
+        let most = if self.is_contended { FEWEST } else { u64::from(LINES_MAX) * PARTS };
+        self.parts = parts.clamp(FEWEST, most);
     }
 }
 
@@ -189,9 +202,9 @@ mod tests {
     #[test]
     fn it_grows_until_lines_delay_each_other_by_the_target() {
         let mut pace = Pace::new();
-        let lines = run(&mut pace, 2000, Duration::from_micros(40), Duration::ZERO);
-        // Four lines at first, and five by which they delay each other.
-        assert!((7..=10).contains(&lines), "{lines}");
+        let lines = run(&mut pace, 2000, Duration::from_micros(60), Duration::ZERO);
+        // Four lines at first, and eight by which they delay each other.
+        assert!((11..=13).contains(&lines), "{lines}");
         let lines = run(&mut pace, 2000, Duration::ZERO, Duration::ZERO);
         assert_eq!(lines, LINES_MAX, "nothing delays them");
     }
@@ -239,7 +252,7 @@ mod tests {
         run(&mut pace, 10, Duration::ZERO, Duration::ZERO);
         run(&mut pace, 100, Duration::ZERO, Duration::from_millis(2));
         let ms = Duration::from_millis;
-        assert_eq!(bursts(&mut pace, 10, ms(1)), (40, ms(160)), "a sixteenth of the time");
+        assert_eq!(bursts(&mut pace, 10, ms(1)), (40, ms(40)), "a quarter of the time");
         assert_eq!(bursts(&mut pace, 2, ms(100)), (8, ms(400)), "no longer rests");
         // One line that waits takes no part.
         let later = Timestamp::ZERO + Duration::from_secs(9);
@@ -252,6 +265,25 @@ mod tests {
         // Without rests again.
         run(&mut pace, 2000, Duration::ZERO, Duration::ZERO);
         assert_eq!((pace.room(later, 5), pace.rest_until()), (LINES_MAX - 5, None));
+    }
+
+    #[test]
+    fn where_others_want_the_processor_it_takes_a_quarter_of_the_time() {
+        let mut pace = Pace::new();
+        let each = Duration::from_micros(40);
+        let ms = Duration::from_millis;
+        run(&mut pace, 1000, each, Duration::ZERO);
+        pace.set_contended(true);
+        assert_eq!(pace.room(Timestamp::ZERO, 4), 0, "lines of before are on their way");
+        assert_eq!(pace.room(Timestamp::ZERO, 0), BURST);
+        assert_eq!(
+            run(&mut pace, 1000, Duration::ZERO, Duration::ZERO),
+            1,
+            "however fast they are"
+        );
+        assert_eq!(bursts(&mut pace, 10, ms(1)), (40, ms(40)));
+        pace.set_contended(false);
+        assert!(run(&mut pace, 100, each, Duration::ZERO) > BURST, "nobody does any more");
     }
 
     #[test]

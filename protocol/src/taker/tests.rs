@@ -251,6 +251,8 @@ fn a_taker_without_memory_ends_and_keeps_what_it_has() {
     assert!(progress.is_full && pair.takers[0].is_over());
     // The leases of those for which there was no memory end soon.
     pair.now = pair.now + Duration::from_secs(2);
+    pair.giver.withdraw(pair.now, MIGRATION.id, &mut pair.given).expect("it is known");
+    assert_eq!(pair.giver.counters().event(Event::LeaseWithdrawn), 0, "they were over");
     pair.giver.handle_timeout(pair.now, &mut pair.given).expect("all was sent");
     assert_eq!(pair.giver.leased_pages(), 0);
     pair.takers.remove(0).finish(&mut pair.store);
@@ -314,7 +316,7 @@ fn what_is_heard_after_giving_up_changes_nothing() {
         let in_doubt = if command == Command::Keep { 2 } else { 0 };
         let progress = pair.takers[0].progress();
         assert_eq!((progress.on_their_way, progress.in_doubt), (2, in_doubt), "{command:?}");
-        pair.takers[0].give_up(&mut pair.store);
+        pair.takers[0].give_up(&mut pair.responder, &mut pair.store);
         assert_eq!(pair.told("drop"), in_doubt as usize, "they are lost");
         let held = core::mem::take(&mut pair.held);
         assert!(held.len() >= 2, "{command:?}");

@@ -86,7 +86,15 @@ pub(super) fn a_line_is_served_when_it_is_adopted_and_moves_on() {
     assert_eq!(world.look(foreign(512)).0, Status::WrongNode);
     let place = world.store.reserve(1).expect("there is room")[0].start;
     world.stage(place, home_line(512), &record(), 3, 5);
-    assert_eq!(world.look(foreign(512)).0, Status::WrongNode, "it is in doubt");
+    world.responder.doubt(home_line(512));
+    for at in [512, 519] {
+        assert_eq!(world.look(foreign(at)).0, Status::NoAuthority, "it is in doubt");
+    }
+    let other_home = Pointer { node: NodeId(5), ..foreign(512) };
+    assert_eq!([foreign(520), other_home].map(|at| world.look(at).0), [Status::WrongNode; 2]);
+    world.responder.end_doubt(&home_line(512));
+    assert_eq!(world.look(foreign(512)).0, Status::WrongNode, "it is the giver's");
+    world.responder.doubt(home_line(512));
     world.adopt_staged(place, home_line(512), 3);
     assert_eq!(world.event(Event::LineAdopted), 1);
     assert_eq!(world.read(foreign(512), LINE_BYTES), stamp(LINE_BYTES, 5));
@@ -267,7 +275,7 @@ pub(super) fn what_an_earlier_process_gave_away_is_busy_until_it_is_known_where_
 }
 
 #[test]
-pub(super) fn an_own_line_in_doubt_is_busy_for_the_next_process() {
+pub(super) fn an_own_line_in_doubt_is_busy_for_the_next_process_too() {
     let (mut world, [first, second, _], mut taker) = given();
     taker.move_line(&mut world, first);
     world.withdraw(MIGRATION).unwrap();
@@ -276,6 +284,12 @@ pub(super) fn an_own_line_in_doubt_is_busy_for_the_next_process() {
     let own = HomeLine { node: SERVER, generation: store::GENERATION, first_page: 0 };
     let record = world.store.line(0).expect("it is whole").pages;
     world.stage(0, own, &record, 3, 9);
+    assert_eq!(world.look(first).0, Status::Moved);
+    world.responder.doubt(own);
+    // Its giver may have marked it, and would lead requests back here.
+    assert_eq!([first, second].map(|at| world.look(at).0), [Status::Busy, Status::Ok]);
+    world.responder.end_doubt(&own);
+    assert_eq!(world.look(first).0, Status::Moved);
     world.restart();
     assert_eq!([first, second].map(|at| world.look(at).0), [Status::Busy, Status::Ok]);
     world.adopt_staged(0, own, 3);
