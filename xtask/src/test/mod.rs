@@ -9,8 +9,10 @@ mod without_clang;
 
 use std::{
     fs::{self, File, TryLockError},
+    num::NonZero,
     os::unix::fs::{PermissionsExt, symlink},
     path::PathBuf,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -26,6 +28,8 @@ use crate::{
 
 /// Time limit of the examples in the documentation, building included.
 const DOCTEST_DEADLINE: Duration = Duration::from_secs(900);
+/// Many tests wait more than they compute: `.config/nextest.toml` counts those as one thread, and the others as two.
+const THREADS_PER_CORE: usize = 2;
 
 pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
     let options = Options::parse(arguments)?;
@@ -89,6 +93,7 @@ fn tests(options: &Options, privilege: Option<&Privilege>) -> Result<(), Failure
     let _ = fs::remove_file(&junit);
     let mut run = nextest("run", options)
         .args(["--profile", profile, "--no-fail-fast"])
+        .args(["--test-threads", &threads().to_string()])
         .env("TMPDIR", &scene.directory)
         .env(isolation::RUN_VARIABLE, &scene.directory)
         .env(isolation::PATH_VARIABLE, &scene.programs)
@@ -111,6 +116,12 @@ fn tests(options: &Options, privilege: Option<&Privilege>) -> Result<(), Failure
         Report::read(&junit)?.show();
     }
     tested.and(swept).and(skipped)
+}
+
+/// How many threads nextest distributes among the tests.
+fn threads() -> usize {
+    // One core if the system does not say how many there are: then the tests take longer, and nothing else changes.
+    thread::available_parallelism().map_or(1, NonZero::get) * THREADS_PER_CORE
 }
 
 /// Lists the tests of the skipped tiers.
