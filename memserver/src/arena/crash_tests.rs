@@ -116,7 +116,8 @@ fn state(arena: &Arena, incomplete: &HashSet<u64>) -> State {
         }
         let pages = location.page()..location.page() + u64::from(allocation.pages);
         let versions = pages.clone().map(|page| arena.version(page)).collect();
-        let bytes = pages.flat_map(|page| arena.read(page, 0..PAGE_BYTES).to_vec()).collect();
+        // Not byte by byte: it is done for every cut.
+        let bytes = pages.map(|page| arena.read(page, 0..PAGE_BYTES)).collect::<Vec<_>>().concat();
         known.insert((location.bits(), tag.0), (allocation.space, bytes, versions));
         true
     });
