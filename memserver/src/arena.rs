@@ -824,7 +824,16 @@ impl PageStore for Arena {
 
     fn write(&mut self, page: u64, start: usize, data: &[u8]) {
         let number = self.number(page);
-        self.pages.write(&[NewBytes { number, start, data }]);
+        self.pages.write(&[NewBytes { number, start, data, page_crc: None }]);
+    }
+
+    fn write_page(&mut self, page: u64, data: &[u8; PAGE_BYTES], crc: u32) {
+        let number = self.number(page);
+        self.pages.write(&[NewBytes { number, start: 0, data, page_crc: Some(crc) }]);
+    }
+
+    fn page_crc(&self, page: u64) -> Option<u32> {
+        self.pages.page_crc(self.number(page))
     }
 
     fn write_together(&mut self, writes: &[PageWrite<'_>]) {
@@ -834,6 +843,7 @@ impl PageStore for Arena {
                 number: self.number(page),
                 start,
                 data,
+                page_crc: None,
             })
             .collect();
         self.pages.write(&writes);

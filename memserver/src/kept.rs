@@ -55,7 +55,7 @@ pub(crate) struct PageRecord {
     /// inside of this sequence lock, except `marks` and `is_complete`.
     pub(crate) sequence: u64,
     /// The CRC32C of the whole page in the lower half, if the upper half is the lower half of
-    /// `sequence`. Direct readers fill it in.
+    /// `sequence`. WRITEs of whole pages store it, and direct readers where it is missing.
     pub(crate) checksum: u64,
     /// Pages of the allocation (head), or pages back to the head (body).
     pub(crate) link: u32,

@@ -81,7 +81,7 @@ impl Deref for Part {
     fn deref(&self) -> &[u8] {
         // SAFETY: the part is mapped, readable, initialized by the system, and only this value of
         // this program can access it. A program in the kernel may read it, too; of page records it
-        // writes the checksum, a word that this program stores and never reads.
+        // writes the checksum, a word that this program loads by `load` only.
         unsafe { core::slice::from_raw_parts(self.start(), self.range.len()) }
     }
 }
@@ -334,6 +334,13 @@ fn map_private(bytes: usize) -> Result<NonNull<u8>, Errno> {
     // SAFETY: a new mapping at an address of the system's choice affects no other mapping.
     let start = unsafe { mm::mmap_anonymous(core::ptr::null_mut(), bytes, access, flags) }?;
     NonNull::new(start.cast()).ok_or(Errno::NOMEM)
+}
+
+/// A word that a program in the kernel may store at the same time, as a whole.
+pub(crate) fn load(word: &u64) -> u64 {
+    // SAFETY: the word is readable and aligned. A volatile load of a word is one load, and is done as often as it is written
+    // here.
+    unsafe { core::ptr::read_volatile(word) }
 }
 
 /// Makes the system provide the pages of a range of a part now.

@@ -5,7 +5,7 @@ mod none;
 
 use core::ops::Range;
 
-use bluebridge_wire::{ArenaGeneration, Location, NodeId, Space, Status, Tag};
+use bluebridge_wire::{ArenaGeneration, Location, NodeId, Space, Status, Tag, address::PAGE_BYTES};
 
 use crate::direct::Shared;
 
@@ -119,6 +119,18 @@ pub trait PageStore {
     /// Overwrites a part of an allocated page and increments its version; `page` and the range that
     /// begins at `start` passed [`Self::check`].
     fn write(&mut self, page: u64, start: usize, data: &[u8]);
+
+    /// As [`Self::write`] of a whole page, of which the CRC32C is known.
+    fn write_page(&mut self, page: u64, data: &[u8; PAGE_BYTES], crc: u32) {
+        let _ = crc;
+        self.write(page, 0, data);
+    }
+
+    /// The CRC32C of what [`Self::read`] returns of a whole page, if it is known.
+    fn page_crc(&self, page: u64) -> Option<u32> {
+        let _ = page;
+        None
+    }
 
     /// As [`Self::write`] for several different pages, all of them or none: at most the pages of a
     /// line.

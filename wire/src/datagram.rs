@@ -5,7 +5,7 @@ use core::{fmt, net::Ipv6Addr};
 use crc_fast::{CrcAlgorithm, Digest, crc32_iscsi};
 
 use crate::{
-    address::Fields,
+    address::{Fields, PAGE_BYTES},
     command::WireCommand,
     header::{CRC_FIELD, HEADER_BYTES, Header, HeaderError, HeaderView},
     tlv::Tlvs,
@@ -80,6 +80,8 @@ pub struct Datagram<'a> {
     pub data: &'a [u8],
     /// The trailer; empty without one.
     pub trailer: &'a [u8],
+    /// The CRC32C of the data, if they are as long as a page and nothing else follows the fixed header.
+    pub page_crc: Option<u32>,
     options: &'a [u8],
 }
 
@@ -99,7 +101,12 @@ impl<'a> Datagram<'a> {
         let from = Fields::unpack(source).ok_or(DatagramError::ForeignSource)?;
         let to = Fields::unpack(destination).ok_or(DatagramError::ForeignDestination)?;
         let view = HeaderView::new(payload)?;
-        if crc(source, destination, view.fixed(), view.options(), view.rest()) != view.crc() {
+        let page_crc = page_in(view.options(), view.rest()).map(page_crc);
+        let crc = match page_crc {
+            Some(page_crc) => with_page(front_crc(source, destination, view.fixed()), page_crc),
+            None => crc(source, destination, view.fixed(), view.options(), view.rest()),
+        };
+        if crc != view.crc() {
             return Err(DatagramError::Crc);
         }
         let header = view.header();
@@ -109,14 +116,24 @@ impl<'a> Datagram<'a> {
             .checked_sub(header.flags.trailer_bytes())
             .and_then(|data_bytes| rest.split_at_checked(data_bytes))
             .ok_or(DatagramError::Trailer)?;
+        let page_crc = page_crc.filter(|_| trailer.is_empty());
         let target = Fields::unpack(header.target)
             .filter(|target| target.command == 0)
             .ok_or(DatagramError::Target)?;
         if Tlvs::new(view.options()).any(|tlv| tlv.is_err()) {
             return Err(DatagramError::Options);
         }
-        let datagram =
-            Self { source, from, to, header, target, data, trailer, options: view.options() };
+        let datagram = Self {
+            source,
+            from,
+            to,
+            header,
+            target,
+            data,
+            trailer,
+            page_crc,
+            options: view.options(),
+        };
         // The command is in the source of a reply and in the destination of a request; the other address
         // is an endpoint's own and carries no command.
         let (is_request, is_reply) = (to.command != 0, from.command != 0);
@@ -140,7 +157,17 @@ impl<'a> Datagram<'a> {
         target: Fields,
         header: Header,
     ) -> Self {
-        Self { source, from, to, header, target, data: &[], trailer: &[], options: &[] }
+        Self {
+            source,
+            from,
+            to,
+            header,
+            target,
+            data: &[],
+            trailer: &[],
+            page_crc: None,
+            options: &[],
+        }
     }
 
     /// Whether it is a reply (otherwise a request or a notice).
@@ -175,9 +202,118 @@ impl<'a> Datagram<'a> {
 pub fn seal(source: Ipv6Addr, destination: Ipv6Addr, head: &mut [u8], data: &[u8]) {
     let (fixed, options) =
         head.split_first_chunk_mut::<HEADER_BYTES>().expect("the fixed header is there");
-    let crc = crc(source, destination, fixed, options, data);
+    let crc = match page_in(options, data) {
+        Some(page) => with_page(front_crc(source, destination, fixed), page_crc(page)),
+        None => crc(source, destination, fixed, options, data),
+    };
     fixed[CRC_FIELD].copy_from_slice(&crc.to_be_bytes());
 }
+
+/// As [`seal`], if the data are a page with this CRC32C, which is not read again.
+pub fn seal_page(
+    source: Ipv6Addr,
+    destination: Ipv6Addr,
+    head: &mut [u8; HEADER_BYTES],
+    page_crc: u32,
+) {
+    let crc = with_page(front_crc(source, destination, head), page_crc);
+    head[CRC_FIELD].copy_from_slice(&crc.to_be_bytes());
+}
+
+/// The CRC32C of a page.
+#[must_use]
+pub fn page_crc(page: &[u8; PAGE_BYTES]) -> u32 {
+    crc32_iscsi(page)
+}
+
+/// The data of a datagram, if they are as long as a page and follow the fixed header.
+fn page_in<'a>(options: &[u8], rest: &'a [u8]) -> Option<&'a [u8; PAGE_BYTES]> {
+    rest.try_into().ok().filter(|_| options.is_empty())
+}
+
+const ADDRESSES: usize = 32;
+
+const FRONT: usize = ADDRESSES + CRC_FIELD.start;
+
+/// What is checked before options and data: both addresses, and the header without its CRC field.
+fn write_front(
+    front: &mut [u8; FRONT],
+    source: Ipv6Addr,
+    destination: Ipv6Addr,
+    fixed: &[u8; HEADER_BYTES],
+) {
+    front[..16].copy_from_slice(&source.octets());
+    front[16..ADDRESSES].copy_from_slice(&destination.octets());
+    front[ADDRESSES..].copy_from_slice(&fixed[..CRC_FIELD.start]);
+}
+
+fn front_crc(source: Ipv6Addr, destination: Ipv6Addr, fixed: &[u8; HEADER_BYTES]) -> u32 {
+    let mut front = [0; FRONT];
+    write_front(&mut front, source, destination, fixed);
+    crc32_iscsi(&front)
+}
+
+/// The CRC32C of bytes with this CRC32C that are followed by a page with that one. A CRC is linear, so it is the sum of that
+/// of the bytes, as if zeros followed, and that of the page.
+fn with_page(crc: u32, page_crc: u32) -> u32 {
+    crc.to_le_bytes()
+        .into_iter()
+        .zip(&FOLLOWED_BY_PAGE)
+        .fold(page_crc, |sum, (byte, table)| sum ^ table[usize::from(byte)])
+}
+
+/// For each byte of a CRC32C, what it is after as many zeros as a page has bytes.
+static FOLLOWED_BY_PAGE: [[u32; 256]; 4] = followed_by_page();
+
+const fn followed_by_page() -> [[u32; 256]; 4] {
+    // The polynomial of CRC32C (RFC 3720, appendix B.4), its bits reversed.
+    const POLYNOMIAL: u32 = 0x82f6_3b78;
+    // What each bit of a CRC is after one zero bit; then, by doubling, after as many as a page has.
+    let mut bits = [0; 32];
+    bits[0] = POLYNOMIAL;
+    let mut bit = 1;
+    while bit < 32 {
+        bits[bit] = 1 << (bit - 1);
+        bit += 1;
+    }
+    let mut zeros = 1;
+    while zeros < 8 * PAGE_BYTES {
+        let mut doubled = [0; 32];
+        let mut bit = 0;
+        while bit < 32 {
+            doubled[bit] = sum_of(&bits, bits[bit]);
+            bit += 1;
+        }
+        bits = doubled;
+        zeros *= 2;
+    }
+    let mut tables = [[0; 256]; 4];
+    let mut at = 0;
+    while at < 4 {
+        let mut byte: u32 = 0;
+        while byte < 256 {
+            tables[at][byte as usize] = sum_of(&bits, byte << (8 * at));
+            byte += 1;
+        }
+        at += 1;
+    }
+    tables
+}
+
+/// The sum of what the bits of a CRC become.
+const fn sum_of(bits: &[u32; 32], crc: u32) -> u32 {
+    let mut sum = 0;
+    let mut bit = 0;
+    while bit < 32 {
+        if crc >> bit & 1 == 1 {
+            sum ^= bits[bit];
+        }
+        bit += 1;
+    }
+    sum
+}
+
+const _: () = assert!(PAGE_BYTES.is_power_of_two(), "the zeros are doubled");
 
 /// CRC32C (Castagnoli, RFC 3720 appendix B.4) over both addresses, the header without its CRC
 /// field, options, data and trailer.
@@ -188,15 +324,11 @@ fn crc(
     options: &[u8],
     rest: &[u8],
 ) -> u32 {
-    const ADDRESSES: usize = 32;
-    const FRONT: usize = ADDRESSES + CRC_FIELD.start;
     /// Longer data is not copied.
     const SHORT: usize = 128;
     let mut bytes = [0; FRONT + SHORT];
-    let (front, behind) = bytes.split_at_mut(FRONT);
-    front[..16].copy_from_slice(&source.octets());
-    front[16..ADDRESSES].copy_from_slice(&destination.octets());
-    front[ADDRESSES..].copy_from_slice(&fixed[..CRC_FIELD.start]);
+    let (front, behind) = bytes.split_first_chunk_mut::<FRONT>().expect("it is longer");
+    write_front(front, source, destination, fixed);
     // The digest has 300 bytes of parameters; a single call avoids it.
     if options.is_empty()
         && let Some(behind) = behind.get_mut(..rest.len())

@@ -37,7 +37,7 @@ pub use address::{
 };
 pub use command::{Command, Fault, LeaseEnd, NoMemory, Status, WireCommand};
 pub use copy::{CopyError, ReplyCopy};
-pub use datagram::{Datagram, DatagramError, seal};
+pub use datagram::{Datagram, DatagramError, page_crc, seal, seal_page};
 pub use header::{Features, Flags, Header, HeaderError, HeaderView};
 pub use line::{Fence, LinePage};
 pub use usage::Usage;

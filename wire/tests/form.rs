@@ -4,8 +4,9 @@ use std::net::Ipv6Addr;
 
 use bluebridge_wire::{
     Datagram, DatagramError, Features, Flags, Header, HeaderError, HeaderView, Status, Usage,
+    address::PAGE_BYTES,
     header::{HEADER_BYTES, LEASE_EPOCH_MAX},
-    seal, tlv,
+    page_crc, seal, seal_page, tlv,
     usage::USAGE_BYTES,
 };
 use proptest::{collection::vec, prelude::*};
@@ -49,6 +50,18 @@ fn datagram(header: &Header, options: &[u8], rest: &[u8]) -> Vec<u8> {
     [&head[..], rest].concat()
 }
 
+/// Where a header has its CRC.
+const CRC: core::ops::Range<usize> = HEADER_BYTES - 4..HEADER_BYTES;
+
+/// CRC32C, bit by bit (RFC 3720, appendix B.4).
+fn crc32c<'a>(bytes: impl IntoIterator<Item = &'a u8>) -> u32 {
+    !bytes.into_iter().fold(!0, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc: u32, _| {
+            crc >> 1 ^ if crc & 1 == 1 { 0x82f6_3b78 } else { 0 }
+        })
+    })
+}
+
 fn options(values: &[(u8, Vec<u8>)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (kind, value) in values {
@@ -81,6 +94,39 @@ proptest! {
             .collect();
         prop_assert_eq!(read, values);
         prop_assert_eq!(parsed.header.low_water(), header.sequence.saturating_sub(header.answered_distance.into()));
+    }
+
+    #[test]
+    fn a_page_has_a_crc_of_its_own(
+        header in headers(),
+        seed in any::<u32>(),
+        length in prop_oneof![3 => Just(PAGE_BYTES), 1 => PAGE_BYTES - 1..=PAGE_BYTES + 1],
+        values in vec((any::<u8>(), vec(any::<u8>(), 0..40)), 0..2),
+    ) {
+        let words = (1_u32..).map(|at| seed.wrapping_mul(at).rotate_left(at));
+        let data: Vec<u8> = words.flat_map(u32::to_le_bytes).take(length).collect();
+        let bytes = datagram(&header, &options(&values), &data);
+        let addresses = [SOURCE.octets(), DESTINATION.octets()].concat();
+        let checked = addresses.iter().chain(&bytes[..CRC.start]).chain(&bytes[HEADER_BYTES..]);
+        prop_assert_eq!(&bytes[CRC], &crc32c(checked).to_be_bytes()[..]);
+        let parsed = Datagram::parse(SOURCE, DESTINATION, &bytes).expect("well formed");
+        let page = data.first_chunk().filter(|_| length == PAGE_BYTES && values.is_empty());
+        prop_assert_eq!(parsed.page_crc, page.map(|_| crc32c(&data)));
+        if let Some(page) = page {
+            let mut head = [0; HEADER_BYTES];
+            header.emit(&mut head, 0);
+            seal_page(SOURCE, DESTINATION, &mut head, page_crc(page));
+            prop_assert_eq!(&head[..], &bytes[..HEADER_BYTES]);
+        }
+    }
+
+    #[test]
+    fn a_page_with_a_trailer_is_no_page(units in 1..=3_u8) {
+        let trailer = usize::from(units) * 16;
+        let flags = Flags::default().with_trailer_units(units);
+        let bytes = datagram(&Header { flags, target: TARGET, ..Header::default() }, &[], &[5; PAGE_BYTES]);
+        let parsed = Datagram::parse(SOURCE, DESTINATION, &bytes).expect("well formed");
+        prop_assert_eq!((parsed.data.len(), parsed.page_crc), (PAGE_BYTES - trailer, None));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use bluebridge_wire::{
     LinePage, Tag,
     address::LINE_BYTES,
     line::{LineRecord, PageContents, Part},
+    page_crc,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
@@ -107,6 +108,13 @@ struct State {
     worn: BTreeMap<u16, u64>,
 }
 
+/// What is known of the bytes of a page is right.
+fn assert_crc_fits(arena: &Arena, page: u64) {
+    let bytes = arena.read(page, 0..PAGE_BYTES).first_chunk().expect("a page");
+    let known = arena.page_crc(page);
+    assert!(known.is_none_or(|crc| crc == page_crc(bytes)), "page {page}: {known:?}");
+}
+
 fn state(arena: &Arena, incomplete: &HashSet<u64>) -> State {
     let mut known = Known::new();
     arena.survey(0, PAGES, &[], &mut |allocation| {
@@ -116,6 +124,7 @@ fn state(arena: &Arena, incomplete: &HashSet<u64>) -> State {
         }
         let pages = location.page()..location.page() + u64::from(allocation.pages);
         let versions = pages.clone().map(|page| arena.version(page)).collect();
+        pages.clone().for_each(|page| assert_crc_fits(arena, page));
         // Not byte by byte: it is done for every cut.
         let bytes = pages.map(|page| arena.read(page, 0..PAGE_BYTES)).collect::<Vec<_>>().concat();
         known.insert((location.bits(), tag.0), (allocation.space, bytes, versions));
@@ -188,7 +197,11 @@ impl Player {
                 self.live.swap_remove(at);
             }
             42..62 => arena.write(page, start, &data[..bytes]),
-            62..68 => arena.write(page, 0, &data),
+            62..68 => {
+                let data = data.first_chunk().expect("a page");
+                arena.write_page(page, data, page_crc(data));
+                assert_eq!(arena.page_crc(page), Some(page_crc(data)));
+            }
             68..80 => {
                 let count = u64::from(pages).min(LINE_PAGES as u64);
                 let writes: Vec<_> = (first..first + count)
@@ -495,6 +508,9 @@ fn lines_state(arena: &Arena) -> LinesState {
             continue;
         }
         let at = arena.page_at(number);
+        if is_here {
+            assert_crc_fits(arena, at);
+        }
         let contents = is_here.then(|| (arena.read(at, 0..PAGE_BYTES).to_vec(), page.version()));
         pages.insert(at, (page.part, page.link, page.colour, page.space, contents));
     }

@@ -22,7 +22,7 @@ use crate::{
         redo::{self, Extent, PagePart, Pending, RedoRecord},
         stores,
     },
-    memory::{Memory, Table},
+    memory::{self, Memory, Table},
     sizes::Sizes,
 };
 
@@ -81,6 +81,11 @@ impl PageRecord {
     pub(super) const fn space(&self) -> Space {
         Space(self.space)
     }
+}
+
+/// The CRC32C of a page of this sequence, as its record has it.
+const fn checksum(sequence: u64, crc: u32) -> u64 {
+    sequence << 32 | crc as u64
 }
 
 const fn contents_of(byte: u8) -> Contents {
@@ -150,6 +155,8 @@ pub(super) struct NewBytes<'a> {
     pub(super) number: usize,
     pub(super) start: usize,
     pub(super) data: &'a [u8],
+    /// The CRC32C of the data, if it is known and they are the whole page.
+    pub(super) page_crc: Option<u32>,
 }
 
 /// A page of a line that another server gives.
@@ -269,6 +276,17 @@ impl Pages {
         }
     }
 
+    /// The CRC32C of all bytes of a page, if it is known.
+    pub(super) fn page_crc(&self, number: usize) -> Option<u32> {
+        let state = &self.states[number];
+        let known = memory::load(&state.checksum);
+        #[allow(clippy::cast_possible_truncation, reason = "the halves of the word")]
+        let (sequence, crc) = ((known >> 32) as u32, known as u32);
+        #[allow(clippy::cast_possible_truncation, reason = "the lower half of the sequence")]
+        let is_of_these = sequence == state.sequence as u32;
+        (state.holds() == Contents::Written && is_of_these).then_some(crc)
+    }
+
     pub(super) fn creator(&self, number: usize) -> Creator {
         let CreatorRecord { node, incarnation, .. } = self.creators[number];
         Creator { node: NodeId(node), incarnation }
@@ -291,7 +309,7 @@ impl Pages {
             journal.redo.begin_pages(&parts, writes.iter().map(|new| new.data));
         }
         for (part, new) in parts.iter().zip(writes) {
-            self.apply(part, new.data);
+            self.apply(part, new.data, new.page_crc);
         }
         self.end();
     }
@@ -302,7 +320,7 @@ impl Pages {
         if let Some(journal) = &mut self.kept {
             journal.redo.begin_pages(&[part], core::iter::empty());
         }
-        self.apply(&part, &[]);
+        self.apply(&part, &[], None);
         self.end();
     }
 
@@ -463,7 +481,7 @@ impl Pages {
     }
 
     /// Does a part of a change; again, if a process did some of it.
-    fn apply(&mut self, part: &PagePart, data: &[u8]) {
+    fn apply(&mut self, part: &PagePart, data: &[u8], page_crc: Option<u32>) {
         let number = part.number as usize;
         let (start, end) =
             (usize::from(part.start), usize::from(part.start) + usize::from(part.bytes));
@@ -484,7 +502,8 @@ impl Pages {
         } else if before == Contents::Written {
             stores::clear(&mut bytes[start..end]);
         }
-        stores::set(&mut state.checksum, PageRecord::NO_CHECKSUM);
+        let checksum = page_crc.map_or(PageRecord::NO_CHECKSUM, |crc| checksum(part.sequence, crc));
+        stores::set(&mut state.checksum, checksum);
         stores::end_change(&mut state.sequence, part.sequence);
     }
 
@@ -657,7 +676,7 @@ impl Pages {
                         (*part, new.to_vec())
                     })
                     .collect();
-                copies.iter().for_each(|(part, data)| self.apply(part, data));
+                copies.iter().for_each(|(part, data)| self.apply(part, data, None));
             }
             Some(Pending::Create(extent)) => self.apply_create(&extent),
             Some(Pending::Delete(extent)) => self.apply_delete(&extent),

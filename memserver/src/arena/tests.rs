@@ -6,6 +6,7 @@ use bluebridge_protocol::store::Line;
 use bluebridge_wire::{
     NodeId, Tag,
     line::{PageContents, Part},
+    page_crc,
 };
 use proptest::prelude::*;
 
@@ -248,6 +249,35 @@ fn new_pages_are_zero_and_their_versions_new() {
             arena.tidy(3);
         }
     }
+}
+
+#[test]
+fn the_crc_of_a_page_is_known_until_it_changes() {
+    let mut arena = arena(8);
+    let grant = arena.create(SPACE, 1).expect("there is room");
+    let page = grant.location.page();
+    assert_eq!(arena.page_crc(page), None, "nothing was written");
+    let changes: [&dyn Fn(&mut Arena); 4] = [
+        &|arena| arena.write(page, 7, &[1]),
+        &|arena| arena.write(page, 0, &[2; PAGE_BYTES]),
+        &|arena| arena.zero(page, 0..1),
+        &|arena| arena.write_together(&[PageWrite { page, start: 0, data: &[3; 8] }]),
+    ];
+    for (byte, change) in (4..).zip(changes) {
+        let bytes = [byte; PAGE_BYTES];
+        arena.write_page(page, &bytes, page_crc(&bytes));
+        assert_eq!(arena.page_crc(page), Some(page_crc(&bytes)));
+        assert_eq!(arena.read(page, 0..PAGE_BYTES), bytes);
+        change(&mut arena);
+        assert_eq!(arena.page_crc(page), None);
+    }
+    let bytes = [9; PAGE_BYTES];
+    arena.write_page(page, &bytes, page_crc(&bytes));
+    arena.delete(all(grant, 1), 1).expect("it exists");
+    let again = (0..8).map(|_| arena.create(SPACE, 1).expect("there is room").location.page());
+    let again: Vec<u64> = again.collect();
+    assert!(again.contains(&page), "the page is allocated again");
+    assert_eq!(arena.page_crc(page), None, "its bytes are an earlier allocation's");
 }
 
 #[test]
@@ -610,7 +640,13 @@ fn run(capacity: u32, steps: &[Step]) -> Result<(), TestCaseError> {
                 let allocation = &mut live[which % count];
                 for page in 0..u64::from(allocation.pages) {
                     let page = allocation.grant.location.page() + page;
-                    arena.write(page, 0, &[stamp; PAGE_BYTES]);
+                    match stamp % 2 {
+                        0 => arena.write(page, 0, &[stamp; PAGE_BYTES]),
+                        _ => {
+                            let bytes = [stamp; PAGE_BYTES];
+                            arena.write_page(page, &bytes, page_crc(&bytes));
+                        }
+                    }
                     versions.insert(page, arena.version(page));
                 }
                 allocation.stamp = stamp;
@@ -629,8 +665,11 @@ fn run(capacity: u32, steps: &[Step]) -> Result<(), TestCaseError> {
     for Allocation { grant, pages, stamp } in live {
         prop_assert_eq!(arena.check(all(grant, pages)), Ok(()));
         for page in 0..u64::from(pages) {
-            let bytes = arena.read(grant.location.page() + page, 0..PAGE_BYTES);
+            let page = grant.location.page() + page;
+            let bytes = arena.read(page, 0..PAGE_BYTES);
             prop_assert!(bytes.iter().all(|&byte| byte == stamp));
+            let known = (stamp % 2 == 1).then(|| page_crc(&[stamp; PAGE_BYTES]));
+            prop_assert_eq!(arena.page_crc(page), known);
         }
     }
     Ok(())

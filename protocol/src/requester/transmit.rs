@@ -16,6 +16,9 @@ use crate::{Timestamp, pieces::Piece};
 /// The largest [`SealedRequest::head`] in bytes: the header and the operands of an atomic.
 pub const HEAD_BYTES_MAX: usize = HEADER_BYTES + 16;
 
+/// Pages that must be outstanding with a server for READs of several pages to ask for trains.
+pub(super) const TRAIN_PAGES: u32 = 64;
+
 /// The largest attempt number; later attempts repeat it.
 pub(super) const ATTEMPT_MAX: u8 = 15;
 
@@ -257,7 +260,8 @@ impl Requester {
             | Operation::ReadTaken { .. }
             | Operation::Update { .. } => {
                 part.header.flags = part.header.flags.with(op.read_flags());
-                if op.request.attempt > 0 {
+                if op.request.attempt > 0 || self.asks_for_train(op) {
+                    part.header.flags = part.header.flags.with(Flags::SELECTIVE);
                     part.header.detail = op.wanted_pieces();
                 } else if let Operation::ReadStale { .. } = op.operation {
                     // An owner that a redirect leads to has no record of the session.
@@ -299,6 +303,16 @@ impl Requester {
             | Operation::Stat { .. } => {}
         }
         Some(part)
+    }
+
+    /// Whether the first try of a READ says which pieces it wants, although these are all: a server's kernel answers no such
+    /// READ, so the server's process sends its pages as a train. That carries twice as many bytes a second as a packet for
+    /// each page, and is worth a wake-up if much is outstanding.
+    fn asks_for_train(&self, op: &Op) -> bool {
+        let outstanding = self.peers.at(op.route.peer).map_or(0, |peer| peer.outstanding_pages);
+        matches!(op.operation, Operation::Read { .. })
+            && op.run_page_count() > 1
+            && outstanding >= TRAIN_PAGES
     }
 
     /// The target of a request.
@@ -411,9 +425,6 @@ impl Op {
     /// The flags of a request whose reply consists of pieces.
     fn read_flags(&self) -> Flags {
         let mut flags = Flags::default();
-        if self.request.attempt > 0 {
-            flags = flags.with(Flags::SELECTIVE);
-        }
         if self.operation.may_queue() {
             flags = flags.with(Flags::QUEUED);
         }

@@ -5,10 +5,10 @@ use std::{collections::VecDeque, net::Ipv6Addr};
 
 use bluebridge_wire::{
     Header, Location, Status,
-    address::{LINE_BYTES, LINE_PAGES},
+    address::{LINE_BYTES, LINE_PAGES, PAGE_BYTES},
     header::HEADER_BYTES,
     line::LINE_RECORD_BYTES,
-    seal, tlv,
+    seal, seal_page, tlv,
 };
 
 use crate::store::PageStore;
@@ -176,8 +176,16 @@ impl ReplyQueue {
         let bytes = range.end - range.start;
         let reply = self.append(reply_path, Body::Page { page, start: range.start, bytes });
         header.emit(&mut reply.bytes, 0);
-        let data = store.read(page, usize::from(range.start)..usize::from(range.end));
-        seal(reply_path.source, reply_path.destination, &mut reply.bytes[..HEADER_BYTES], data);
+        let ReplyPath { source, destination, .. } = reply_path;
+        let Some(head) = reply.bytes.first_chunk_mut::<HEADER_BYTES>() else { return };
+        let is_whole = usize::from(bytes) == PAGE_BYTES;
+        match store.page_crc(page).filter(|_| is_whole) {
+            Some(crc) => seal_page(source, destination, head, crc),
+            None => {
+                let data = store.read(page, usize::from(range.start)..usize::from(range.end));
+                seal(source, destination, head, data);
+            }
+        }
     }
 
     /// Queues a reply with the record of a line, or with as many bytes at most; there is room.

@@ -1,6 +1,6 @@
 //! WRITE: trains of pieces, assembled page by page (`docs/protocol.md`, section 4).
 
-use bluebridge_wire::{Header, Location, Status};
+use bluebridge_wire::{Datagram, Header, Location, Status, address::PAGE_BYTES};
 
 use super::{
     Event, Responder,
@@ -90,7 +90,11 @@ impl Responder {
             return self.refuse_train_page(record, piece.page, part, status);
         }
         if part.is_one_piece() {
-            store.write(page, part.start, request.datagram.data);
+            let Datagram { data, page_crc, .. } = *request.datagram;
+            match (<&[u8; PAGE_BYTES]>::try_from(data), page_crc) {
+                (Ok(data), Some(crc)) => store.write_page(page, data, crc),
+                _ => store.write(page, part.start, data),
+            }
             self.counters.count(Event::PageWrittenStraight);
             return self.finish_page(record, piece.page, Status::Ok);
         }

@@ -4,7 +4,7 @@ use core::ops::Range;
 
 use bluebridge_memserver::Arena;
 use bluebridge_protocol::store::{Access, Grant, LineStore, PageStore, StoreUsage};
-use bluebridge_wire::{ArenaGeneration, Location, Space, Status};
+use bluebridge_wire::{ArenaGeneration, Location, Space, Status, address::PAGE_BYTES};
 
 /// A change of a store.
 #[derive(Clone, Debug)]
@@ -84,6 +84,15 @@ impl PageStore for Watched {
     fn write(&mut self, page: u64, start: usize, data: &[u8]) {
         self.arena.write(page, start, data);
         self.journal.push(Change::Write { page, start, data: data.to_vec() });
+    }
+
+    fn write_page(&mut self, page: u64, data: &[u8; PAGE_BYTES], crc: u32) {
+        self.arena.write_page(page, data, crc);
+        self.journal.push(Change::Write { page, start: 0, data: data.to_vec() });
+    }
+
+    fn page_crc(&self, page: u64) -> Option<u32> {
+        self.arena.page_crc(page)
     }
 
     fn zero(&mut self, page: u64, range: Range<usize>) {

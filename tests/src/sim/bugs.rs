@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use bluebridge_protocol::store::{Access, Grant, LineStore, PageStore, StoreUsage};
 use bluebridge_wire::{
     ArenaGeneration, Command, Datagram, Location, NodeId, Space, Status, Tag,
+    address::PAGE_BYTES,
     header::{HEADER_BYTES, Header},
     seal,
 };
@@ -143,6 +144,17 @@ impl<S: PageStore> PageStore for BuggyStore<S> {
         if self.bug != Some(Bug::LoseWrites) || !self.writes.is_multiple_of(20) {
             self.inner.write(page, start, data);
         }
+    }
+
+    fn write_page(&mut self, page: u64, data: &[u8; PAGE_BYTES], crc: u32) {
+        self.writes += 1;
+        if self.bug != Some(Bug::LoseWrites) || !self.writes.is_multiple_of(20) {
+            self.inner.write_page(page, data, crc);
+        }
+    }
+
+    fn page_crc(&self, page: u64) -> Option<u32> {
+        self.inner.page_crc(page)
     }
 
     fn zero(&mut self, page: u64, range: Range<usize>) {

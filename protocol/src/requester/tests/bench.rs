@@ -308,6 +308,17 @@ impl Bench {
         self.requester.counters().of(event)
     }
 
+    /// All pieces of a READ of whole pages.
+    pub(super) fn reply_with_pages(&mut self, request: &Sent) {
+        let length = usize::try_from(request.header.length).expect("a line at most");
+        for page in (0..length).step_by(4096) {
+            for start in (0..4096).step_by(PIECE.into()) {
+                let bytes = usize::from(PIECE).min(4096 - start);
+                self.reply(&Reply::piece(request, page + start, 1, &pattern(bytes)));
+            }
+        }
+    }
+
     /// No completion or datagram is left; returns the counters.
     pub(super) fn end(mut self) -> Counters {
         self.completed_nothing();

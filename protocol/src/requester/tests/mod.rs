@@ -53,7 +53,7 @@ pub(super) mod run {
             a_range_that_keeps_moving_ends_in_a_failure, the_effect_on_a_changed_page_is_reported,
             a_page_is_requested_again_in_a_new_session;
         reads: a_page_is_read_in_one_round_trip, pieces_arrive_in_any_order_and_twice, missing_pieces_are_requested_again,
-            a_newer_version_restarts_its_page, pages_are_refused_one_by_one, credit_and_window_hold_operations_back,
+            many_lines_are_asked_for_as_trains, a_newer_version_restarts_its_page, pages_are_refused_one_by_one, credit_and_window_hold_operations_back,
             the_first_piece_measures_the_round_trip;
         refusals: busy_is_retried_at_the_home, a_lease_that_lasts_ends_in_busy, overload_is_waited_out, a_refusal_is_reported,
             a_redirect_is_referred_back_to_the_home, a_failure_at_the_deadline_reports_what_is_known, only_the_oldest_request_is_repeated_often,

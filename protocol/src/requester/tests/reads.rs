@@ -69,6 +69,42 @@ pub(super) fn missing_pieces_are_requested_again() -> Counters {
     bench.end()
 }
 
+pub(super) fn many_lines_are_asked_for_as_trains() -> Counters {
+    let mut bench = Bench::with(|config| config.operation_count = 64);
+    bench.open_session(SERVER, SESSION);
+    let is_train = |sent: &Sent| sent.header.flags.contains(Flags::SELECTIVE);
+    // One line, or many pages, are the kernel's.
+    for (count, length) in [(1, 32768), (64, 4096)] {
+        let number = |at: u64| 10_000 * u64::from(length) + at;
+        for at in 0..count {
+            bench.read(at * u64::from(length), length, number(at));
+        }
+        let requests = bench.sent();
+        assert_eq!(requests.len() as u64, count);
+        assert!(!requests.iter().any(is_train), "{count} of {length} bytes");
+        for request in &requests {
+            bench.reply_with_pages(request);
+        }
+        for _ in 0..count {
+            assert_eq!(bench.completed().result, Ok(Output::Done));
+        }
+    }
+    for at in 0..8 {
+        bench.read(at * 32768, 32768, at);
+    }
+    let requests = bench.sent();
+    assert_eq!(requests.len(), 8);
+    for request in &requests {
+        assert!(is_train(request) && request.attempt() == 0, "{request:?}");
+        assert_eq!(request.header.detail, (1 << 24) - 1, "all of its pieces");
+        bench.reply_with_pages(request);
+    }
+    for _ in 0..8 {
+        assert_eq!(bench.completed().result, Ok(Output::Done));
+    }
+    bench.end()
+}
+
 pub(super) fn a_newer_version_restarts_its_page() -> Counters {
     let mut bench = Bench::open();
     bench.read(0, 4096, 1);
