@@ -18,6 +18,9 @@ const PATH: &str = "/proc/thread-self/schedstat";
 /// How often the times are read.
 const INTERVAL: Duration = Duration::from_millis(10);
 
+/// What was before a longer gap says nothing about now: the meter begins anew. A taker rests for less.
+const GAP: Duration = Duration::from_millis(200);
+
 /// At each reading, the times of before count this much less: a quarter is left after 100 ms.
 const DECAY: u64 = 8;
 
@@ -50,18 +53,26 @@ pub(crate) struct Contention {
 impl Contention {
     /// Whether others want the thread's processor. Where the kernel does not count it, nobody seems to.
     pub(crate) fn is_contended(&mut self, now: Timestamp) -> bool {
+        let since = now.saturating_since(self.read_at);
         if !self.is_begun {
             self.is_begun = true;
             self.file = File::open(PATH).ok();
-            self.last = self.read().unwrap_or_default();
-            self.read_at = now;
-        } else if now.saturating_since(self.read_at) >= INTERVAL {
+            self.begin(now);
+        } else if since >= GAP {
+            self.begin(now);
+        } else if since >= INTERVAL {
             self.read_at = now;
             if let Some(times) = self.read() {
                 self.note(times);
             }
         }
         self.is_contended
+    }
+
+    fn begin(&mut self, now: Timestamp) {
+        self.read_at = now;
+        self.last = self.read().unwrap_or_default();
+        (self.lately, self.is_contended) = (Times::default(), false);
     }
 
     fn read(&self) -> Option<Times> {

@@ -36,6 +36,18 @@ fn a_thread_that_sleeps_says_nothing() {
 }
 
 #[test]
+fn what_was_before_a_gap_does_not_count() {
+    let mut meter = Contention::default();
+    let at = |ms| Timestamp::ZERO + Duration::from_millis(ms);
+    assert!(!meter.is_contended(at(1)));
+    assert!(noted(&mut meter, 50, MS, 2 * MS));
+    assert!(meter.is_contended(at(2)), "it is not time to look");
+    assert!(!meter.is_contended(at(1000)));
+    assert_eq!(meter.lately, Times::default());
+    assert!(meter.last.ran < 10_000 * MS, "it is the thread's own time again");
+}
+
+#[test]
 fn any_numbers_are_valid() {
     let mut meter = Contention::default();
     for times in [(u64::MAX, u64::MAX), (0, 0), (u64::MAX, 0), (0, u64::MAX)] {

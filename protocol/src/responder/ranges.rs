@@ -268,12 +268,22 @@ impl Ranges {
         self.in_doubt.retain(|other| other != line);
     }
 
-    /// Whether the line of a pointer is in doubt.
+    /// Whether the line of a pointer is in doubt, and not one of earlier contents than those that are served here.
     pub(super) fn is_in_doubt(&self, node: NodeId, location: Location) -> bool {
-        let page = location.page();
-        self.in_doubt.iter().any(|line| {
-            let pages = line.first_page..line.first_page + LINE_PAGES as u64;
-            line.node == node && line.generation <= location.generation() && pages.contains(&page)
+        let (page, generation) = (location.page(), location.generation());
+        let is_its = |line: &&HomeLine| {
+            let pages = line.first_page..line.first_page + LINE;
+            line.node == node && line.generation <= generation && pages.contains(&page)
+        };
+        self.in_doubt.iter().filter(is_its).any(|line| {
+            let is_later = |range: &Adopted| {
+                let pages = range.first_page..range.first_page + range.page_count;
+                range.node == node
+                    && line.generation < range.generation
+                    && range.generation <= generation
+                    && pages.contains(&page)
+            };
+            !self.adopted.iter().any(is_later)
         })
     }
 

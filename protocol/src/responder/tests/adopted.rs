@@ -131,6 +131,26 @@ pub(super) fn a_line_is_served_when_it_is_adopted_and_moves_on() {
 }
 
 #[test]
+pub(super) fn a_line_in_doubt_is_that_of_its_contents_only() {
+    let mut world = World::new();
+    let line = |number| HomeLine { generation: generation(number), ..home_line(512) };
+    let is_in_doubt = |world: &World, number: u16| {
+        let location = Location::new(generation(number), 513 * PAGE_BYTES as u64).unwrap();
+        world.responder.ranges.is_in_doubt(HOME, location)
+    };
+    let in_doubt = |world: &World| [1, 2, 4, 5, 9].map(|number| is_in_doubt(world, number));
+    // Contents that began with 5 are served here, and an earlier process's line of 2 comes.
+    world.adopt_line(line(5), 3, 6);
+    world.responder.doubt(line(2));
+    assert_eq!(in_doubt(&world), [false, true, true, false, false]);
+    world.responder.end_doubt(&line(2));
+    assert_eq!(in_doubt(&world), [false; 5]);
+    // The other way round.
+    world.responder.doubt(line(9));
+    assert_eq!(in_doubt(&world), [false, false, false, false, true]);
+}
+
+#[test]
 pub(super) fn pointers_find_the_line_of_their_generation() {
     let mut world = World::new();
     let line =

@@ -114,6 +114,7 @@ const TESTS: &[fn()] = &[
     freeing::the_next_process_goes_on,
     freeing::a_part_is_freed_backwards_from_its_last_page,
     freeing::who_has_the_first_page_frees_what_the_home_has_lost,
+    adopted::a_line_in_doubt_is_that_of_its_contents_only,
     adopted::an_own_line_in_doubt_is_busy_for_the_next_process_too,
     adopted::the_next_process_answers_keep_from_its_marks,
     adopted::a_taker_reads_all_fences_of_the_givers_next_process,
