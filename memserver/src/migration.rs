@@ -177,6 +177,8 @@ struct Taking {
     taker: Taker,
     requester: Requester,
     selector: u32,
+    /// Whether it has come to its end.
+    is_over: bool,
 }
 
 /// The migrations to which one shard is the taker.
@@ -336,7 +338,8 @@ impl Migrations {
             ..requester::Config::new(order.space, node, order.incarnation, seed)
         };
         let taker = make(order, node, self.count)?;
-        self.takings.push(Taking { taker, requester: Requester::new(config), selector });
+        let requester = Requester::new(config);
+        self.takings.push(Taking { taker, requester, selector, is_over: false });
         Ok(self.takings.last_mut().expect("it was pushed a moment ago"))
     }
 
@@ -378,7 +381,7 @@ impl Migrations {
         }
     }
 
-    /// Goes on with what is due, and sends requests.
+    /// Goes on with what is due, and sends requests. Returns how many migrations have come to their end.
     ///
     /// # Errors
     /// [`TransmitError::Socket`]: the carrier failed for good.
@@ -387,9 +390,10 @@ impl Migrations {
         now: Timestamp,
         (transport, responder): (&mut T, &mut Responder),
         store: &mut S,
-    ) -> Result<(), TransmitError> {
+    ) -> Result<u64, TransmitError> {
         let is_contended = self.contention.is_contended(now);
-        for Taking { taker, requester, .. } in &mut self.takings {
+        let mut over = 0;
+        for Taking { taker, requester, is_over, .. } in &mut self.takings {
             taker.set_contended(is_contended);
             requester.handle_timeout(now);
             while let Some(completion) = requester.poll_completion() {
@@ -397,8 +401,10 @@ impl Migrations {
             }
             taker.poll(now, (&mut *requester, &mut *responder), store);
             send_all(now, transport, requester, taker)?;
+            over += u64::from(taker.is_over() && !*is_over);
+            *is_over = taker.is_over();
         }
-        Ok(())
+        Ok(over)
     }
 
     /// When [`Self::drive`] is to be called again, if nothing arrives before.

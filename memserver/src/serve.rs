@@ -273,7 +273,7 @@ impl<T: Transport, S: Store> Shard<T, S> {
             for order in control.orders.try_iter() {
                 self.execute(order, &control.statistics);
             }
-            self.migrate()?;
+            self.migrate(&control.statistics)?;
             self.free(&control.statistics)?;
             let is_surveying = self.survey(&control.statistics);
             let count = if self.backlog.is_empty() && !is_surveying {
@@ -292,13 +292,15 @@ impl<T: Transport, S: Store> Shard<T, S> {
     }
 
     /// Goes on with the lines that it takes.
-    fn migrate(&mut self) -> Result<(), ServeError> {
+    fn migrate(&mut self, statistics: &ShardStatistics) -> Result<(), ServeError> {
         if self.migrations.is_idle() {
             return Ok(());
         }
         let now = self.transport.now();
         let Self { transport, responder, store, migrations, .. } = self;
-        migrations.drive(now, (transport, responder), store).map_err(ServeError::Transmit)
+        let driven = migrations.drive(now, (transport, responder), store);
+        statistics.add_takings_over(driven.map_err(ServeError::Transmit)?);
+        Ok(())
     }
 
     /// Goes on with the allocations that it frees.

@@ -33,7 +33,7 @@ use crate::{
 /// How long a shard may take to follow an order. A shard that does not is asked again.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How often the progress of a migration is reported.
+/// How often the progress of a migration is reported. Its end is reported at once.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Pages that a shard's offsets span.
@@ -59,6 +59,8 @@ pub(super) struct Transfers {
     dues: Vec<Due>,
     /// When the progress of each migration was reported, and what.
     reported: BTreeMap<u64, (Instant, Report)>,
+    /// Migrations that had come to their end when progress was reported.
+    over: u64,
     free_lines: FreeLineReports,
     /// Reports for which the connection had no room.
     unsent: VecDeque<Report>,
@@ -118,6 +120,7 @@ impl Transfers {
             own,
             dues: Vec::new(),
             reported: BTreeMap::new(),
+            over: 0,
             free_lines: FreeLineReports::default(),
             unsent: VecDeque::new(),
         }
@@ -292,6 +295,8 @@ impl Transfers {
     /// What has become known since the last call.
     pub(super) fn poll(&mut self, now: Instant, server: &Server) -> Vec<Report> {
         let mut reports = Vec::new();
+        let over = server.takings_over();
+        let is_news = core::mem::replace(&mut self.over, over) != over;
         for due in core::mem::take(&mut self.dues) {
             let done = match &due {
                 Due::Again(order) => {
@@ -299,7 +304,7 @@ impl Transfers {
                     true
                 }
                 Due::Progress(terms) => {
-                    reports.extend(self.progress(now, terms, server));
+                    reports.extend(self.progress(now, terms, server, is_news));
                     false
                 }
                 Due::Settled(terms) => {
@@ -323,12 +328,18 @@ impl Transfers {
         reports
     }
 
-    /// How far a taker is, if that is news and not reported too often.
-    fn progress(&mut self, now: Instant, terms: &Terms, server: &Server) -> Option<Report> {
+    /// How far a taker is, if that is news and not reported too often. `may_be_over`: a migration has come to its end.
+    fn progress(
+        &mut self,
+        now: Instant,
+        terms: &Terms,
+        server: &Server,
+        may_be_over: bool,
+    ) -> Option<Report> {
         let last = self.reported.get(&terms.migration);
         let is_early =
             last.is_some_and(|(at, _)| now.saturating_duration_since(*at) < PROGRESS_INTERVAL);
-        if is_early {
+        if is_early && !may_be_over {
             return None;
         }
         let report = MigrationOrder::Report(terms.migration);
