@@ -3,13 +3,14 @@
 //! The giver's part is the responder's. The taker's is a [`Taker`] with a requester of its own, whose replies come through
 //! the shard's carrier. The serving loop drives both between the requests of clients.
 
+use core::time::Duration;
 use std::{ops::Range, sync::mpsc::SyncSender};
 
 use arrayvec::ArrayVec;
 use bluebridge_protocol::{
     Timestamp,
     requester::{self, Buffers, Requester, SealedRequest},
-    responder::{Adopted, AllowError, Allowance, FreeLines, Responder},
+    responder::{Adopted, AllowError, Allowance, Event, FreeLines, Responder},
     store::PageStore,
     taker::{self, Progress, Row, Taker},
 };
@@ -29,6 +30,9 @@ const BATCH: usize = 32;
 
 /// The most migrations to which a shard is the taker at once.
 const TAKINGS_MAX: usize = 64;
+
+/// How long a giver polls for the next request after a line was taken, beside nobody else.
+const GIVING: Duration = Duration::from_millis(1);
 
 /// What the controller orders. All may be repeated.
 #[derive(Clone, Debug)]
@@ -181,18 +185,44 @@ struct Taking {
     is_over: bool,
 }
 
-/// The migrations to which one shard is the taker.
+/// The migrations to which one shard is the taker, and when others took lines of it.
 pub(crate) struct Migrations {
     identity: Identity,
     takings: Vec<Taking>,
     contention: Contention,
     /// Requesters so far.
     count: u32,
+    /// Lines that were taken from this shard.
+    given: u64,
+    /// When the last one was, if that was lately.
+    gave_at: Option<Timestamp>,
 }
 
 impl Migrations {
     pub(crate) fn new(identity: Identity) -> Self {
-        Self { identity, takings: Vec::new(), contention: Contention::default(), count: 0 }
+        let contention = Contention::default();
+        Self { identity, takings: Vec::new(), contention, count: 0, given: 0, gave_at: None }
+    }
+
+    /// Whether lines are on their way from here or to here, and nobody else wants the processor. Then the next request or
+    /// reply comes soon, and if this thread slept, whoever sends it would have to wake it, often on the same processor.
+    pub(crate) fn is_hurried(
+        &mut self,
+        responder: &Responder,
+        now: impl FnOnce() -> Timestamp,
+    ) -> bool {
+        let given = responder.counters().event(Event::LineTaken);
+        let is_news = core::mem::replace(&mut self.given, given) != given;
+        if self.takings.is_empty() && self.gave_at.is_none() && !is_news {
+            return false;
+        }
+        let now = now();
+        if is_news {
+            self.gave_at = Some(now);
+        }
+        self.gave_at = self.gave_at.filter(|at| now.saturating_since(*at) < GIVING);
+        let takes = || self.takings.iter().any(|of| of.taker.progress().on_their_way > 0);
+        (self.gave_at.is_some() || takes()) && !self.contention.is_contended(now)
     }
 
     /// Whether the shard takes no lines.
@@ -556,7 +586,26 @@ pub(crate) const fn selector_of(address: &Fields) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use bluebridge_protocol::responder::Config;
+
     use super::*;
+
+    #[test]
+    fn a_giver_is_in_a_hurry_for_a_while_after_each_line_that_it_gave() {
+        let (space, node) = (Space(1), NodeId(1));
+        let responder = Responder::new(&Config::new(space, node, 1, 5)).expect("it is valid");
+        let identity = Identity { node, incarnation: 1, shard: 0, piece_bytes: 4096, seed: 1 };
+        let mut migrations = Migrations::new(identity);
+        let no_clock = || unreachable!("the clock is read for each wait of a server");
+        assert!(!migrations.is_hurried(&responder, no_clock));
+        let at = |us| Timestamp::ZERO + Duration::from_micros(us);
+        // As if lines had been taken since the last look.
+        migrations.given = 7;
+        assert!(migrations.is_hurried(&responder, || at(5000)));
+        assert!(migrations.is_hurried(&responder, || at(5999)));
+        assert!(!migrations.is_hurried(&responder, || at(6000)));
+        assert!(!migrations.is_hurried(&responder, no_clock));
+    }
 
     #[test]
     fn what_was_given_is_not_served() {
