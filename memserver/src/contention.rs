@@ -60,6 +60,12 @@ pub(crate) struct Contention {
 }
 
 impl Contention {
+    /// One that has just found out that others want the processor.
+    #[cfg(test)]
+    pub(crate) fn of_a_busy_processor(now: Timestamp) -> Self {
+        Self { is_begun: true, read_at: now, is_contended: true, ..Self::default() }
+    }
+
     /// Whether others want the thread's processor. Where the kernel does not count it, nobody seems to.
     pub(crate) fn is_contended(&mut self, now: Timestamp) -> bool {
         let since = now.saturating_since(self.read_at);

@@ -31,8 +31,9 @@ const BATCH: usize = 32;
 /// The most migrations to which a shard is the taker at once.
 const TAKINGS_MAX: usize = 64;
 
-/// How long a giver polls for the next request after a line was taken, beside nobody else.
-const GIVING: Duration = Duration::from_millis(1);
+/// How long after a line was taken from here, or a reply arrived with one, the next such datagram is expected soon. Longer
+/// gaps are those of a giver that is gone, of a lease that is waited for, or of rests.
+const SOON: Duration = Duration::from_millis(1);
 
 /// What the controller orders. All may be repeated.
 #[derive(Clone, Debug)]
@@ -194,14 +195,14 @@ pub(crate) struct Migrations {
     count: u32,
     /// Lines that were taken from this shard.
     given: u64,
-    /// When the last one was, if that was lately.
-    gave_at: Option<Timestamp>,
+    /// When the last one was, or when a reply with a line to take arrived, if that was lately.
+    moved_at: Option<Timestamp>,
 }
 
 impl Migrations {
     pub(crate) fn new(identity: Identity) -> Self {
         let contention = Contention::default();
-        Self { identity, takings: Vec::new(), contention, count: 0, given: 0, gave_at: None }
+        Self { identity, takings: Vec::new(), contention, count: 0, given: 0, moved_at: None }
     }
 
     /// Whether lines are on their way from here or to here, and nobody else wants the processor. Then the next request or
@@ -213,16 +214,15 @@ impl Migrations {
     ) -> bool {
         let given = responder.counters().event(Event::LineTaken);
         let is_news = core::mem::replace(&mut self.given, given) != given;
-        if self.takings.is_empty() && self.gave_at.is_none() && !is_news {
+        if self.moved_at.is_none() && !is_news {
             return false;
         }
         let now = now();
         if is_news {
-            self.gave_at = Some(now);
+            self.moved_at = Some(now);
         }
-        self.gave_at = self.gave_at.filter(|at| now.saturating_since(*at) < GIVING);
-        let takes = || self.takings.iter().any(|of| of.taker.progress().on_their_way > 0);
-        (self.gave_at.is_some() || takes()) && !self.contention.is_contended(now)
+        self.moved_at = self.moved_at.filter(|at| now.saturating_since(*at) < SOON);
+        self.moved_at.is_some() && !self.contention.is_contended(now)
     }
 
     /// Whether the shard takes no lines.
@@ -408,6 +408,7 @@ impl Migrations {
             self.takings.iter_mut().find(|taking| taking.selector == selector)
         {
             requester.handle_datagram(now, datagram, taker);
+            self.moved_at = Some(now);
         }
     }
 
@@ -591,7 +592,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_giver_is_in_a_hurry_for_a_while_after_each_line_that_it_gave() {
+    fn a_shard_is_in_a_hurry_for_a_while_after_each_line_that_moved() {
         let (space, node) = (Space(1), NodeId(1));
         let responder = Responder::new(&Config::new(space, node, 1, 5)).expect("it is valid");
         let identity = Identity { node, incarnation: 1, shard: 0, piece_bytes: 4096, seed: 1 };
@@ -605,6 +606,11 @@ mod tests {
         assert!(migrations.is_hurried(&responder, || at(5999)));
         assert!(!migrations.is_hurried(&responder, || at(6000)));
         assert!(!migrations.is_hurried(&responder, no_clock));
+        // As if a reply had arrived.
+        migrations.moved_at = Some(at(7000));
+        assert!(migrations.is_hurried(&responder, || at(7100)));
+        migrations.contention = Contention::of_a_busy_processor(at(7200));
+        assert!(!migrations.is_hurried(&responder, || at(7200)), "others want the processor");
     }
 
     #[test]

@@ -59,7 +59,7 @@ pub(super) struct Transfers {
     dues: Vec<Due>,
     /// When the progress of each migration was reported, and what.
     reported: BTreeMap<u64, (Instant, Report)>,
-    /// Migrations that had come to their end when progress was reported.
+    /// Migrations that had come to their end at the last poll.
     over: u64,
     free_lines: FreeLineReports,
     /// Reports for which the connection had no room.
@@ -506,5 +506,63 @@ fn subject(order: &Order) -> (u64, Option<OrderKind>) {
         | Order::Lose { .. }
         | Order::Report { .. }
         | Order::Seal(_) => (0, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bluebridge_transport::memory::Hub;
+    use bluebridge_wire::{
+        Space, UDP_PORT,
+        address::{Fields, NODE_PREFIX_LEN},
+    };
+    use ipnet::Ipv6Net;
+
+    use super::*;
+    use crate::{ServerConfig, run};
+
+    const SPACE: Space = Space(7);
+
+    fn server(hub: &Hub, node: NodeId) -> Server {
+        let first = Fields { space: SPACE, node, command: 0, tag: 0, location: 0 };
+        let prefix = Ipv6Net::new(first.to_ipv6(), NODE_PREFIX_LEN).expect("a prefix");
+        let carrier = hub.attach(UDP_PORT, &[prefix]).expect("it is free");
+        let config = ServerConfig::new(SPACE, node, 1, 1 << 20, node.0.into());
+        run(&config, vec![carrier]).expect("it starts")
+    }
+
+    #[test]
+    fn the_end_of_a_migration_is_reported_at_once() {
+        let hub = Hub::new(256);
+        let contents = [1, 2].map(|node| Contents { node: NodeId(node), ..Contents::default() });
+        let [giver, taker] = contents.map(|of| server(&hub, of.node));
+        let terms = Terms {
+            migration: 1,
+            range_epoch: 1,
+            home: contents[0],
+            space: SPACE,
+            pages: 0..64,
+            giver: contents[0],
+            taker: contents[1],
+            taker_incarnation: 1,
+        };
+        let allow = MigrationOrder::Allow(allowed(&terms));
+        let mut transfers = Transfers::new(contents[1]);
+        let reserved = transfers.follow(Order::Reserve(terms.clone()), &taker);
+        assert_eq!(reserved, Some(Report::Reserved(1)));
+        giver.migrate(0, allow, PATIENCE).expect("it is followed");
+        let begun = transfers.follow(Order::Take { terms, fences: Vec::new() }, &taker);
+        assert_eq!(begun, None);
+        // Whatever was reported a moment ago.
+        let now = Instant::now();
+        transfers.reported.insert(1, (now, Report::Reserved(1)));
+        while taker.takings_over() == 0 {
+            assert!(now.elapsed() < Duration::from_secs(20), "8 free lines are not over");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let reports = transfers.poll(now, &taker);
+        let is_end = |report: &Report| matches!(report, Report::Progress { is_done: true, .. });
+        assert!(reports.iter().any(is_end), "{reports:?}");
+        assert_eq!(transfers.poll(now, &taker), [], "it is no news any more");
     }
 }
