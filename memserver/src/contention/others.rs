@@ -250,7 +250,10 @@ mod tests {
             assert!(others.have_work(), "so that moves are as slow as without this meter");
             return;
         };
-        while others.read().is_some_and(|work| work.all == first.all) {}
+        let began = std::time::Instant::now();
+        while others.read().is_some_and(|work| work.all == first.all) {
+            assert!(began.elapsed() < Duration::from_secs(20), "its clock stands still: {first:?}");
+        }
         let next = others.read().expect("it told before");
         assert!(next.own > first.own, "this thread worked: {first:?} {next:?}");
         assert!(next.busy >= first.busy, "{first:?} {next:?}");
