@@ -402,12 +402,17 @@ impl Migrations {
     }
 
     /// Handles a reply.
-    pub(crate) fn receive(&mut self, now: Timestamp, datagram: &Datagram<'_>) {
+    pub(crate) fn receive<S: PageStore + ?Sized>(
+        &mut self,
+        now: Timestamp,
+        datagram: &Datagram<'_>,
+        store: &mut S,
+    ) {
         let selector = selector_of(&datagram.to);
         if let Some(Taking { taker, requester, .. }) =
             self.takings.iter_mut().find(|taking| taking.selector == selector)
         {
-            requester.handle_datagram(now, datagram, taker);
+            requester.handle_datagram(now, datagram, &mut taker.in_store(store));
             self.moved_at = Some(now);
         }
     }
@@ -431,7 +436,7 @@ impl Migrations {
                 taker.heard(now, &completion, (&mut *requester, &mut *responder), store);
             }
             taker.poll(now, (&mut *requester, &mut *responder), store);
-            send_all(now, transport, requester, taker)?;
+            send_all(now, transport, requester, &taker.in_store(store))?;
             over += u64::from(taker.is_over() && !*is_over);
             *is_over = taker.is_over();
         }

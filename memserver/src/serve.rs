@@ -491,7 +491,7 @@ impl<T: Transport, S: Store> Shard<T, S> {
         match Datagram::parse(source, destination, payload) {
             Ok(datagram) if datagram.is_reply() && self.awaits_replies() => {
                 if !self.freeings.receive(now, &datagram) {
-                    self.migrations.receive(now, &datagram);
+                    self.migrations.receive(now, &datagram, &mut self.store);
                 }
                 Taken::Here
             }

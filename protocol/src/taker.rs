@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use bluebridge_wire::{
     ArenaGeneration, Fence, LeaseEnd, Location, NodeId, Pointer, Space, Status, Tag,
-    address::{LINE_BYTES, LINE_PAGES, PAGE_BYTES, PAGE_SHIFT},
+    address::{LINE_PAGES, PAGE_BYTES, PAGE_SHIFT},
     line::{LINE_RECORD_BYTES, LineRecord, PageContents, Part, parse_line},
 };
 
@@ -184,8 +184,6 @@ struct Slot {
     pages: LineRecord,
     has_failed: bool,
     record: [u8; LINE_RECORD_BYTES],
-    /// The bytes of a line, one page after the other.
-    bytes: Box<[u8]>,
 }
 
 /// How many lines are in each state.
@@ -223,8 +221,6 @@ pub struct Taker {
     /// No line before this one is left.
     next: u32,
     slots: Vec<Slot>,
-    /// Buffers for lines that have no slot.
-    buffers: Vec<Box<[u8]>>,
     /// Lines in doubt that have no slot yet.
     doubts: Vec<(u32, Taken)>,
     /// The number of the giver's last fence that is known.
@@ -317,7 +313,6 @@ impl Taker {
             counts,
             next: 0,
             slots: Vec::with_capacity(LINES_MAX as usize),
-            buffers: Vec::with_capacity(LINES_MAX as usize),
             doubts,
             known: 0,
             generations,
@@ -411,6 +406,14 @@ impl Taker {
         }
     }
 
+    /// Where the answers to this taker's operations are stored.
+    pub const fn in_store<'a, S: PageStore + ?Sized>(
+        &'a mut self,
+        store: &'a mut S,
+    ) -> InStore<'a, S> {
+        InStore { taker: self, store }
+    }
+
     /// Whether a completion is of this taker.
     #[must_use]
     pub const fn owns(&self, token: u64) -> bool {
@@ -435,9 +438,8 @@ impl Taker {
         (requester, responder): (&mut Requester, &mut Responder),
         store: &mut S,
     ) {
-        let Self { slots, lines, buffers, .. } = self;
-        let ended = slots.extract_if(.., |slot| lines[slot.line as usize] != LineState::OnItsWay);
-        buffers.extend(ended.map(|slot| slot.bytes));
+        let Self { slots, lines, .. } = self;
+        slots.retain(|slot| lines[slot.line as usize] == LineState::OnItsWay);
         self.fill(now);
         let is_due = |slot: &Slot| slot.at <= now;
         for index in 0..self.slots.len() {
@@ -510,8 +512,6 @@ impl Taker {
                 }
             };
             self.set_state(line as usize, LineState::OnItsWay);
-            let bytes = self.buffers.pop();
-            let bytes = bytes.unwrap_or_else(|| vec![0; LINE_BYTES].into_boxed_slice());
             self.slots.push(Slot {
                 line,
                 step,
@@ -523,7 +523,6 @@ impl Taker {
                 pages: LineRecord::default(),
                 has_failed: false,
                 record: [0; LINE_RECORD_BYTES],
-                bytes,
             });
         }
     }
@@ -651,11 +650,11 @@ impl Taker {
             return self.try_again(now, index, None);
         }
         let name = (self.order.home_line(line), slot.taken);
-        let mut staged = store.lines_mut().stage(place, name, &slot.pages, &slot.bytes);
+        let mut staged = store.lines_mut().stage(place, name, &slot.pages);
         for _ in 0..LINE_PAGES {
             let Err(StageError::FreedElsewhere(page)) = staged else { break };
             responder.free_rest(now, place + page as u64, store);
-            staged = store.lines_mut().stage(place, name, &slot.pages, &slot.bytes);
+            staged = store.lines_mut().stage(place, name, &slot.pages);
         }
         let is_to_be_freed =
             matches!(staged, Err(StageError::FreedElsewhere(_) | StageError::BeingFreed(_)));
@@ -758,6 +757,19 @@ impl Taker {
         Some((index, (token & 15) as u16))
     }
 
+    /// Where the answer to an operation is stored.
+    fn incoming<'a, S: PageStore + ?Sized>(
+        &'a mut self,
+        token: u64,
+        store: &'a mut S,
+    ) -> Option<&'a mut [u8]> {
+        let (index, what) = self.operation(token)?;
+        let slot = &mut self.slots[index];
+        let Some(page) = what.checked_sub(READ) else { return Some(&mut slot.record) };
+        let place = self.places.get(&slot.line)?;
+        store.lines_mut().memory(*place)?.get_mut(usize::from(page) * PAGE_BYTES..)
+    }
+
     /// Where a line that is not here yet is in the store.
     fn place(&self, line: u32) -> Option<u64> {
         self.places.get(&line).copied()
@@ -819,18 +831,19 @@ impl Slot {
     }
 }
 
-impl Buffers for Taker {
+/// A taker with its store: lines are read straight into their places.
+pub struct InStore<'a, S: ?Sized> {
+    taker: &'a mut Taker,
+    store: &'a mut S,
+}
+
+impl<S: PageStore + ?Sized> Buffers for InStore<'_, S> {
     fn outgoing(&self, _token: u64) -> &[u8] {
         &[]
     }
 
     fn incoming(&mut self, token: u64) -> &mut [u8] {
-        let Some((index, what)) = self.operation(token) else { return &mut [] };
-        let slot = &mut self.slots[index];
-        match what.checked_sub(READ) {
-            None => &mut slot.record,
-            Some(page) => slot.bytes.get_mut(usize::from(page) * PAGE_BYTES..).unwrap_or_default(),
-        }
+        self.taker.incoming(token, self.store).unwrap_or_default()
     }
 }
 

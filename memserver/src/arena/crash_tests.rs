@@ -25,7 +25,7 @@ use crate::{
         Holder, Kept, PageRecord,
         lines::{ALLOWANCES, AllowanceRecord, Floors, LineEntry},
         redo,
-        stores::log,
+        stores::{self, log},
     },
 };
 
@@ -701,7 +701,12 @@ impl LinesPlayer {
                 let reserved = self.reserved.clone();
                 if let Some((page, name)) = self.pick(&reserved) {
                     let line = arena.index(page).expect("it is its place") / LINE_PAGES;
-                    if state(arena, line) != LineEntry::STAGED {
+                    if state(arena, line) != LineEntry::STAGED && self.random.random_bool(0.2) {
+                        // Not all was read.
+                        let bytes = self.bytes();
+                        let memory = arena.memory(page).expect("it is reserved");
+                        stores::copy(&mut memory[PAGE_BYTES..], &bytes[PAGE_BYTES..]);
+                    } else if state(arena, line) != LineEntry::STAGED {
                         let mut record = match self.records.get(&page).copied() {
                             Some(record) if page < ADOPTED_PAGES_FROM => record,
                             _ => self.foreign(),
@@ -709,7 +714,7 @@ impl LinesPlayer {
                         record.iter_mut().for_each(|page| page.version += 3);
                         let (taken, bytes) =
                             (Taken { migration: 8, epoch: self.epochs }, self.bytes());
-                        let staged = arena.stage(page, (name, taken), &record, &bytes);
+                        let staged = arena.stage_with(page, (name, taken), &record, &bytes);
                         let mut numbers = frames::pages_of(line);
                         let is_freeing = numbers.any(|number| arena.is_being_freed(number));
                         let is_refused = matches!(staged, Err(StageError::BeingFreed(_)));
@@ -956,8 +961,8 @@ fn free_pages_of_a_line_in_doubt_are_not_allocated() {
     assert!(arena.reserve_own(0..LINE));
     let unserved = record.map(|page| LinePage { space: Space(77), ..page });
     let bytes = vec![5; LINE_BYTES];
-    assert_eq!(arena.stage(0, (name, taken), &unserved, &bytes), Err(StageError::Page(0)));
-    assert_eq!(arena.stage(0, (name, taken), &record, &bytes), Ok(()));
+    assert_eq!(arena.stage_with(0, (name, taken), &unserved, &bytes), Err(StageError::Page(0)));
+    assert_eq!(arena.stage_with(0, (name, taken), &record, &bytes), Ok(()));
     drop(arena);
     let mut reserved = file.open().assign(holder()).expect("it is its own");
     let mut arena = Arena::open(&config(), reserved.parts.remove(0)).expect("it is not damaged");

@@ -104,8 +104,8 @@ impl Arena {
     /// Whether a free own page may be in a queue: it has memory, and its line is not on its way home. A line that comes
     /// home brings its free pages with it.
     fn may_be_queued(&self, number: usize) -> bool {
-        let is_staged = self.pages.entry(number / LINE_PAGES).state == LineEntry::STAGED;
-        self.pages.place(number).is_some() && !is_staged
+        let is_on_its_way = self.places.is_reserved(number / LINE_PAGES);
+        self.pages.place(number).is_some() && !is_on_its_way
     }
 
     /// Frees pages of a line of another server.

@@ -33,7 +33,7 @@ fn memory_of_a_line_of_which_no_page_is_allocated_is_used_for_others() {
     });
     let home = HomeLine { node: NodeId(30), generation, first_page: 64 };
     let name = (home, Taken { migration: 1, epoch: 2 });
-    assert_eq!(arena.stage(place, name, &record, &[7; LINE_BYTES]), Ok(()));
+    assert_eq!(arena.stage_with(place, name, &record, &[7; LINE_BYTES]), Ok(()));
     arena.adopt(place);
     assert_eq!(arena.arena_usage().free_pages, 8);
     // It is listed if its home has lost it, after those of this server.
@@ -96,7 +96,7 @@ fn a_free_line_of_another_server_is_forgotten_and_its_place_is_used_again() {
     let first = places[0].start;
     let page = LinePage { part: Part::First { pages: 1 }, space: SPACE, ..LinePage::default() };
     let used = [LinePage { colour: Some((generation, Tag(9))), ..page }; 8];
-    assert_eq!(arena.stage(first, (home(64), taken), &used, &[7; LINE_BYTES]), Ok(()));
+    assert_eq!(arena.stage_with(first, (home(64), taken), &used, &[7; LINE_BYTES]), Ok(()));
     arena.discard(first);
     assert!(!arena.is_free(first), "it is on its way");
     arena.adopt(first);
@@ -176,7 +176,7 @@ fn an_allocation_is_freed_of_which_a_line_is_elsewhere() {
     let home = HomeLine { node: NodeId(3), generation: ArenaGeneration::default(), first_page: 8 };
     let name = (home, Taken { migration: 1, epoch: 2 });
     assert!(arena.reserve_own(8..16));
-    let staged = arena.stage(8, name, &record, &[7; LINE_BYTES]);
+    let staged = arena.stage_with(8, name, &record, &[7; LINE_BYTES]);
     assert_eq!(staged, Err(StageError::BeingFreed(0)), "it may be free at its former server");
     arena.release(8..16);
     arena.end_freeing(0);
@@ -190,7 +190,7 @@ fn an_allocation_is_freed_of_which_a_line_is_elsewhere() {
     // The line comes back as the other server left it.
     let free = record.map(|page| LinePage { part: Part::Free, ..page });
     assert!(arena.reserve_own(8..16));
-    assert_eq!(arena.stage(8, name, &free, &[7; LINE_BYTES]), Ok(()));
+    assert_eq!(arena.stage_with(8, name, &free, &[7; LINE_BYTES]), Ok(()));
     arena.adopt(8);
     let usage = arena.arena_usage();
     assert_eq!((usage.used_pages, usage.free_pages), (0, 32));
@@ -213,18 +213,18 @@ fn an_allocation_that_was_freed_elsewhere_is_found_when_a_line_comes_home() {
     let name = (home, Taken { migration: 1, epoch: 2 });
     let free = record.map(|page| LinePage { part: Part::Free, ..page });
     let bytes = [7; LINE_BYTES];
-    assert_eq!(arena.stage(8, name, &free, &bytes), Err(StageError::FreedElsewhere(0)));
+    assert_eq!(arena.stage_with(8, name, &free, &bytes), Err(StageError::FreedElsewhere(0)));
     // A client may have misused DELETE.
     let mut half = record;
     half[3..6].copy_from_slice(&free[3..6]);
-    assert_eq!(arena.stage(8, name, &half, &bytes), Err(StageError::FreedElsewhere(3)));
+    assert_eq!(arena.stage_with(8, name, &half, &bytes), Err(StageError::FreedElsewhere(3)));
     // Another allocation was never there.
     let other = record.map(|page| LinePage { colour: Some((home.generation, Tag(77))), ..page });
-    assert_eq!(arena.stage(8, name, &other, &bytes), Err(StageError::Contradiction(0)));
+    assert_eq!(arena.stage_with(8, name, &other, &bytes), Err(StageError::Contradiction(0)));
     arena.begin_freeing(0);
-    assert_eq!(arena.stage(8, name, &free, &bytes), Err(StageError::BeingFreed(0)));
+    assert_eq!(arena.stage_with(8, name, &free, &bytes), Err(StageError::BeingFreed(0)));
     arena.end_freeing(0);
-    assert_eq!(arena.stage(8, name, &free, &bytes), Ok(()));
+    assert_eq!(arena.stage_with(8, name, &free, &bytes), Ok(()));
     arena.adopt(8);
     assert_eq!(arena.arena_usage().free_pages, 32);
 }

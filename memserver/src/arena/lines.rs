@@ -8,7 +8,7 @@ use bluebridge_protocol::store::{
 };
 use bluebridge_wire::{
     ArenaGeneration, LinePage, NodeId, Space, Status,
-    address::{LINE_PAGES, PAGE_BYTES},
+    address::LINE_PAGES,
     header::LEASE_EPOCH_MAX,
     line::{LineRecord, PageContents, Part},
 };
@@ -93,6 +93,11 @@ impl Places {
             promised: 0,
             is_reserved: vec![false; sizes.lines()],
         }
+    }
+
+    /// Whether a line is reserved for one on its way.
+    pub(super) fn is_reserved(&self, line: usize) -> bool {
+        self.is_reserved[line]
     }
 
     /// Those of an arena that was taken over.
@@ -333,6 +338,17 @@ impl Arena {
         self.withheld = withheld.collect();
     }
 
+    /// Gives a line for which memory is reserved its frame, if it has none yet. Returns whether it has one.
+    fn fill_frame(&mut self, line: usize) -> bool {
+        if self.pages.frame(line).is_some() {
+            return true;
+        }
+        let Some(frame) = self.places.spare.take(line) else { return false };
+        self.places.promised -= 1;
+        self.pages.set_frame(line, Some(frame));
+        true
+    }
+
     /// The frame of a line becomes nobody's.
     pub(super) fn take_frame(&mut self, line: usize) {
         if let Some(frame) = self.pages.frame(line) {
@@ -540,12 +556,20 @@ impl LineStore for Arena {
         }
     }
 
+    fn memory(&mut self, first_page: u64) -> Option<&mut [u8]> {
+        let line = self.line_at(first_page)?;
+        let is_staged = self.pages.entry(line).state == LineEntry::STAGED;
+        if is_staged || !self.places.is_reserved[line] || !self.fill_frame(line) {
+            return None;
+        }
+        self.pages.line_bytes(line)
+    }
+
     fn stage(
         &mut self,
         first_page: u64,
         (home, taken): (HomeLine, Taken),
         pages: &LineRecord,
-        bytes: &[u8],
     ) -> Result<(), StageError> {
         // The floor of lease epochs is raised to it, and the next process refuses a greater one.
         if taken.epoch > LEASE_EPOCH_MAX {
@@ -560,14 +584,10 @@ impl LineStore for Arena {
             return Err(StageError::InDoubt);
         }
         self.check_staged(line, pages)?;
-        if self.pages.frame(line).is_none() {
-            let frame = self.places.spare.take(line).ok_or(StageError::NoPlace)?;
-            self.places.promised -= 1;
-            self.pages.set_frame(line, Some(frame));
+        if !self.fill_frame(line) {
+            return Err(StageError::NoPlace);
         }
-        let mut bytes = bytes.chunks_exact(PAGE_BYTES);
         for (page, number) in pages.iter().zip(pages_of(line)) {
-            let bytes = bytes.next();
             let is_written = page.part != Part::Free && page.contents == PageContents::Written;
             let (part, link) = role_of(page.part);
             self.pages.stage(
@@ -578,7 +598,7 @@ impl LineStore for Arena {
                     link,
                     colour: colour_of(page),
                     space: page.space,
-                    bytes: bytes.filter(|_| is_written),
+                    is_written,
                 },
             );
             if part == Use::HEAD && !self.pages.is_own(line) {

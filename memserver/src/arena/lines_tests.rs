@@ -319,7 +319,7 @@ impl World {
         let (from, local) = self.server(home, line);
         let (pages, bytes) = taken_from(&self.arenas[from], local);
         let name = (home_line(home, line), TAKEN);
-        let staged = self.arenas[to].lines_mut().stage(place, name, &pages, &bytes);
+        let staged = self.arenas[to].stage_with(place, name, &pages, &bytes);
         assert_eq!(staged, Ok(()));
         self.ways[which].is_staged = true;
     }
@@ -718,7 +718,7 @@ fn direct_readers_answer_nothing_for_a_line_that_is_elsewhere() {
     assert_eq!((arena.pages.frame(1), marks(arena)), (None, elsewhere));
     for is_adopted in [false, true] {
         assert!(arena.reserve_own(8..16));
-        arena.lines_mut().stage(8, (home_line(0, 8), TAKEN), &line, &bytes).unwrap();
+        arena.stage_with(8, (home_line(0, 8), TAKEN), &line, &bytes).unwrap();
         assert_eq!((arena.pages.frame(1), marks(arena)), (Some(1), elsewhere), "staged");
         if is_adopted {
             arena.adopt(8);
@@ -781,9 +781,8 @@ fn lines_that_cannot_be_are_not_staged() {
     let arena = &mut world.arenas[1];
     let places = arena.lines_mut().reserve(2).unwrap();
     let place = places[0].start;
-    let stage = |arena: &mut Arena, page, pages: &LineRecord| {
-        arena.lines_mut().stage(page, name, pages, &bytes)
-    };
+    let stage =
+        |arena: &mut Arena, page, pages: &LineRecord| arena.stage_with(page, name, pages, &bytes);
     for page in [0, 8, 64, place + 1, place + 2 * LINE, ADOPTED_PAGES_FROM + 32, u64::MAX] {
         assert_eq!(stage(arena, page, &pages), Err(StageError::NoPlace), "{page}");
     }
@@ -791,15 +790,20 @@ fn lines_that_cannot_be_are_not_staged() {
     bad[5].version = Pages::VERSION_MAX + 1;
     assert_eq!(stage(arena, place, &bad), Err(StageError::Page(5)));
     let of_no_lease = Taken { epoch: LEASE_EPOCH_MAX + 1, ..TAKEN };
-    let staged = arena.stage(place, (name.0, of_no_lease), &pages, &bytes);
+    let staged = arena.stage_with(place, (name.0, of_no_lease), &pages, &bytes);
     assert_eq!(staged, Err(StageError::Epoch));
-    assert_eq!((arena.places.promised(), arena.pages.frame(8)), (2, None));
+    let spare = arena.places.spare_frames();
+    assert_eq!((arena.places.promised(), arena.pages.frame(8).is_some()), (1, true), "its memory");
     bad[5].version = Pages::VERSION_MAX;
     let other = place + LINE;
     assert_eq!(stage(arena, other, &bad), Ok(()));
     assert_eq!(arena.version(other + 5), Pages::VERSION_MAX);
+    assert_eq!(arena.memory(other), None, "what is staged is not written to");
     arena.drop_staged(other);
+    assert!(arena.memory(other).is_some());
     arena.release(place..place + 2 * LINE);
+    assert_eq!(arena.memory(place), None);
+    assert_eq!(arena.places.spare_frames(), spare + 2);
     // An own line, with what it had: a head, bodies, and free pages.
     world.move_line(0, 8);
     let (pages, bytes) = taken_from(&world.arenas[1], world.away[&(0, 8)].1);
@@ -818,16 +822,16 @@ fn lines_that_cannot_be_are_not_staged() {
     for (at, change) in changes {
         let mut bad = pages;
         change(&mut bad[at]);
-        let staged = arena.lines_mut().stage(8, name, &bad, &bytes);
+        let staged = arena.stage_with(8, name, &bad, &bytes);
         assert_eq!(staged, Err(StageError::Contradiction(at)));
         assert_eq!(arena.pages.entry(1).state, LineEntry::GIVEN);
     }
     // Who frees a page frees all of its allocation.
     let mut freed = pages;
     freed[2].part = Part::Free;
-    let staged = arena.lines_mut().stage(8, name, &freed, &bytes);
+    let staged = arena.stage_with(8, name, &freed, &bytes);
     assert_eq!(staged, Err(StageError::FreedElsewhere(2)));
-    assert_eq!(arena.lines_mut().stage(8, name, &pages, &bytes), Ok(()));
+    assert_eq!(arena.stage_with(8, name, &pages, &bytes), Ok(()));
 }
 
 #[test]
@@ -1017,7 +1021,7 @@ fn pages_of_lines_that_were_given_stay_withheld_until_they_are_cleared() {
     assert!(arena.reserve_own(line_of(8)));
     let record = [LinePage::default(); LINE_PAGES];
     let bytes = vec![0; LINE_BYTES];
-    arena.stage(8, (home_line(0, 8), TAKEN), &record, &bytes).unwrap();
+    arena.stage_with(8, (home_line(0, 8), TAKEN), &record, &bytes).unwrap();
     arena.withhold(line_of(8), true);
     arena.withhold(line_of(8), false);
     assert_eq!(arena.arena_usage().free_pages, 0);
@@ -1042,10 +1046,10 @@ fn a_line_in_doubt_is_not_staged_over() {
         ([page; LINE_PAGES], vec![stamp; LINE_BYTES])
     };
     let (record, bytes) = written(5, 1);
-    arena.stage(place, (home_line(1, 8), TAKEN), &record, &bytes).unwrap();
+    arena.stage_with(place, (home_line(1, 8), TAKEN), &record, &bytes).unwrap();
     let name = (home_line(1, 16), Taken { migration: 5, epoch: 78 });
     let (other, other_bytes) = written(9, 2);
-    assert_eq!(arena.stage(place, name, &other, &other_bytes), Err(StageError::InDoubt));
+    assert_eq!(arena.stage_with(place, name, &other, &other_bytes), Err(StageError::InDoubt));
     let placed = |arena: &Arena| {
         let mut found = Vec::new();
         arena.placed(&mut |page, placed| found.push((page, placed)));
@@ -1056,7 +1060,7 @@ fn a_line_in_doubt_is_not_staged_over() {
     assert_eq!((arena.pages.state(number).version(), arena.pages.byte_of(number, 0)), (5, 1));
     // Its place stays reserved when it is known that the line is the giver's.
     arena.drop_staged(place);
-    arena.stage(place, name, &other, &other_bytes).unwrap();
+    arena.stage_with(place, name, &other, &other_bytes).unwrap();
     assert_eq!(placed(&arena), [(place, Placed::Staged(name.0, name.1))]);
     assert_eq!((arena.pages.state(number).version(), arena.pages.byte_of(number, 0)), (9, 2));
 }

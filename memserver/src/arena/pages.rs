@@ -9,7 +9,7 @@ use arrayvec::ArrayVec;
 use bluebridge_protocol::{direct::Shared, store::Creator};
 use bluebridge_wire::{
     ArenaGeneration, NodeId, Space,
-    address::{LINE_PAGES, PAGE_BYTES},
+    address::{LINE_BYTES, LINE_PAGES, PAGE_BYTES},
 };
 
 use super::{ZEROS, colour::Colour, frames::pages_of};
@@ -160,14 +160,14 @@ pub(super) struct NewBytes<'a> {
 }
 
 /// A page of a line that another server gives.
-pub(super) struct StagedPage<'a> {
+pub(super) struct StagedPage {
     pub(super) version: u64,
     pub(super) part: u8,
     pub(super) link: u32,
     pub(super) colour: Colour,
     pub(super) space: Space,
-    /// `None` if it reads as zeros, or is free.
-    pub(super) bytes: Option<&'a [u8]>,
+    /// Its bytes are in the line's memory; otherwise it reads as zeros, or is free.
+    pub(super) is_written: bool,
 }
 
 /// The pages of one shard.
@@ -383,13 +383,18 @@ impl Pages {
         places.is_none_or(|places| places.space(space).is_some())
     }
 
+    /// The memory of a line.
+    pub(super) fn line_bytes(&mut self, line: usize) -> Option<&mut [u8]> {
+        let start = self.place(line * LINE_PAGES)?;
+        // The last frame may be not whole.
+        self.place(line * LINE_PAGES + LINE_PAGES - 1)?;
+        Some(self.memory.get_mut(start..start + LINE_BYTES))
+    }
+
     /// Stores what a page of a line on its way has. Nobody is served from it, so there is no redo record, and no
-    /// sequence lock. Memory that gets no bytes has those of other pages.
-    pub(super) fn stage(&mut self, number: usize, page: &StagedPage<'_>) {
-        if let (Some(start), Some(bytes)) = (self.place(number), page.bytes) {
-            stores::copy(self.memory.get_mut(start..start + PAGE_BYTES), bytes);
-        }
-        let contents = if page.bytes.is_some() { Contents::WRITTEN } else { Contents::LEFTOVER };
+    /// sequence lock. Memory of pages that are not written has the bytes of other pages.
+    pub(super) fn stage(&mut self, number: usize, page: &StagedPage) {
+        let contents = if page.is_written { Contents::WRITTEN } else { Contents::LEFTOVER };
         let state = &mut self.states.as_mut()[number];
         // Versions go on from the greater one, so that none ever names two contents.
         let sequence = state.sequence.max(page.version * 2);

@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use bluebridge_protocol::store::Line;
+use bluebridge_protocol::store::{HomeLine, Line, StageError, Taken};
 use bluebridge_wire::{
     NodeId, Tag,
-    line::{PageContents, Part},
+    line::{LineRecord, PageContents, Part},
     page_crc,
 };
 use proptest::prelude::*;
 
 use super::*;
-use crate::survey;
+use crate::{kept::stores, survey};
 
 const SPACE: Space = Space(7);
 
@@ -39,6 +39,20 @@ fn at_page(access: Access, page: u64) -> Access {
 impl Arena {
     fn byte_of(&self, page: usize, place: usize) -> u8 {
         self.pages.byte_of(page, place)
+    }
+
+    /// Stages a line whose bytes are stored in its memory first, as far as it has some.
+    pub(crate) fn stage_with(
+        &mut self,
+        first_page: u64,
+        name: (HomeLine, Taken),
+        pages: &LineRecord,
+        bytes: &[u8],
+    ) -> Result<(), StageError> {
+        if let Some(memory) = self.lines_mut().memory(first_page) {
+            stores::copy(memory, bytes);
+        }
+        self.lines_mut().stage(first_page, name, pages)
     }
 }
 

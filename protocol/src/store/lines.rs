@@ -134,9 +134,12 @@ pub trait LineStore {
     /// Gives back what is reserved for these lines, except for those that are staged or adopted.
     fn release(&mut self, pages: Range<u64>);
 
-    /// Stores what a line has: the states of its pages, and the bytes of the written ones, a page's after the other.
-    /// Nobody is served from it yet. A line that is staged already is [adopted](Self::adopt) or
-    /// [dropped](Self::drop_staged) first.
+    /// The memory of a line for which it is reserved, a page's bytes after the other's: what is read from the giver is
+    /// written here. `None` if none is reserved, or if a line is staged there.
+    fn memory(&mut self, first_page: u64) -> Option<&mut [u8]>;
+
+    /// Stores the states of a line's pages; the bytes of the written ones are in its [memory](Self::memory). Nobody is
+    /// served from it yet. A line that is staged already is [adopted](Self::adopt) or [dropped](Self::drop_staged) first.
     ///
     /// # Errors
     /// [`StageError`]; the line is not staged.
@@ -145,7 +148,6 @@ pub trait LineStore {
         first_page: u64,
         name: (HomeLine, Taken),
         pages: &LineRecord,
-        bytes: &[u8],
     ) -> Result<(), StageError>;
 
     /// The giver said that a staged line is this server's, which serves it from now on.

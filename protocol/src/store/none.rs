@@ -94,13 +94,11 @@ impl LineStore for NoPages {
 
     fn release(&mut self, _: Range<u64>) {}
 
-    fn stage(
-        &mut self,
-        _: u64,
-        _: (HomeLine, Taken),
-        _: &LineRecord,
-        _: &[u8],
-    ) -> Result<(), StageError> {
+    fn memory(&mut self, _: u64) -> Option<&mut [u8]> {
+        None
+    }
+
+    fn stage(&mut self, _: u64, _: (HomeLine, Taken), _: &LineRecord) -> Result<(), StageError> {
         Err(StageError::NoPlace)
     }
 

@@ -19,7 +19,7 @@ use core::time::Duration;
 
 use crate::Timestamp;
 
-/// The most lines on their way, for each of which the taker has a buffer.
+/// The most lines on their way.
 pub(super) const LINES_MAX: u32 = 16;
 
 /// The lines of a burst.

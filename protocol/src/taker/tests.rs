@@ -30,7 +30,7 @@ fn order(pages: Range<u64>) -> Order {
 }
 
 /// The takers of one requester.
-struct Takers<'a>(&'a mut [Taker]);
+struct Takers<'a>(&'a mut [Taker], &'a mut store::PlainStore);
 
 impl Takers<'_> {
     fn of(&self, token: u64) -> Option<usize> {
@@ -47,7 +47,7 @@ impl Buffers for Takers<'_> {
 
     fn incoming(&mut self, token: u64) -> &mut [u8] {
         match self.of(token) {
-            Some(taker) => self.0[taker].incoming(token),
+            Some(taker) => self.0[taker].incoming(token, self.1).unwrap_or_default(),
             None => &mut [],
         }
     }
@@ -120,7 +120,11 @@ impl Pair {
     fn deliver(&mut self, reply: &(std::net::Ipv6Addr, std::net::Ipv6Addr, Vec<u8>)) {
         let (source, destination, bytes) = reply;
         let datagram = Datagram::parse(*source, *destination, bytes).unwrap();
-        self.requester.handle_datagram(self.now, &datagram, &mut Takers(&mut self.takers));
+        self.requester.handle_datagram(
+            self.now,
+            &datagram,
+            &mut Takers(&mut self.takers, &mut self.store),
+        );
     }
 
     fn answer(&mut self) {
@@ -138,7 +142,9 @@ impl Pair {
 
     fn complete(&mut self) {
         while let Some(completion) = self.requester.poll_completion() {
-            let Some(of) = Takers(&mut self.takers).of(completion.token) else { continue };
+            let Some(of) = Takers(&mut self.takers, &mut self.store).of(completion.token) else {
+                continue;
+            };
             let ends = (&mut self.requester, &mut self.responder);
             self.takers[of].heard(self.now, &completion, ends, &mut self.store);
         }
@@ -152,7 +158,7 @@ impl Pair {
                 taker.poll(*now, (&mut *requester, &mut *responder), store);
             }
             let mut sent = Vec::new();
-            let buffers = Takers(&mut self.takers);
+            let buffers = Takers(&mut self.takers, &mut self.store);
             while let Some(request) = self.requester.poll_transmit(self.now, &buffers) {
                 let bytes = [request.head(), request.data].concat();
                 sent.push((request.source, request.destination, bytes));

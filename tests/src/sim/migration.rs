@@ -7,7 +7,10 @@ use bluebridge_protocol::{
     responder::Adopted,
     store::{HomeLine, PageStore, Taken},
 };
-use bluebridge_wire::address::{LINE_PAGES, PAGE_BYTES};
+use bluebridge_wire::{
+    address::{LINE_PAGES, PAGE_BYTES},
+    line::LineRecord,
+};
 
 use super::{server::Server, server_node};
 
@@ -39,7 +42,7 @@ impl Move {
         let home = HomeLine { node: server_node(from), generation, first_page: pages.start };
         let store = &mut servers[to].store;
         let place = store.lines_mut().reserve(1)?.first()?.start;
-        store.lines_mut().stage(place, (home, TAKEN), &line.pages, &bytes).expect("it is reserved");
+        stage(store, place, home, &line.pages, &bytes);
         let Server { store: of_home, responder: home_responder, .. } = &mut servers[from];
         home_responder.add_moved(pages.clone(), server_node(to)).expect("it is here");
         home_responder.publish(of_home);
@@ -68,10 +71,22 @@ impl Move {
         store.give(place);
         store.clear_given(place..place + page_count);
         let Server { store, responder, .. } = &mut servers[from];
-        store.lines_mut().stage(pages.start, (home, TAKEN), &line, &bytes).expect("as before");
+        stage(store, pages.start, home, &line, &bytes);
         responder.adopt(now, pages.start, home, TAKEN, store);
         true
     }
+}
+
+fn stage<S: PageStore>(
+    store: &mut S,
+    place: u64,
+    home: HomeLine,
+    pages: &LineRecord,
+    bytes: &[u8],
+) {
+    let lines = store.lines_mut();
+    lines.memory(place).expect("it is reserved").copy_from_slice(bytes);
+    lines.stage(place, (home, TAKEN), pages).expect("it is reserved");
 }
 
 fn bytes_of(server: &Server, first_page: u64) -> Vec<u8> {

@@ -332,13 +332,13 @@ impl World {
             }
         }
         for host in 0..self.hosts.len() {
-            let Host { requester, taker, freer, freeing, .. } = &mut self.hosts[host];
+            let Host { requester, taker, arena, freer, freeing, .. } = &mut self.hosts[host];
             while let Some(request) = freeing.poll_transmit(self.now, freer) {
                 let bytes = [request.head(), request.data].concat();
                 all.push((1000, request.source, request.destination, bytes));
             }
             let Some(taker) = taker else { continue };
-            while let Some(request) = requester.poll_transmit(self.now, taker) {
+            while let Some(request) = requester.poll_transmit(self.now, &taker.in_store(arena)) {
                 let bytes = [request.head(), request.data].concat();
                 all.push((1000, request.source, request.destination, bytes));
             }
@@ -445,10 +445,10 @@ impl World {
                 requester.handle_datagram(self.now, &datagram, memory);
             }
             To::Host(host) if datagram.is_reply() => {
-                let Host { requester, taker, freer, freeing, .. } = &mut self.hosts[host];
+                let Host { requester, taker, arena, freer, freeing, .. } = &mut self.hosts[host];
                 freeing.handle_datagram(self.now, &datagram, freer);
                 if let Some(taker) = taker {
-                    requester.handle_datagram(self.now, &datagram, taker);
+                    requester.handle_datagram(self.now, &datagram, &mut taker.in_store(arena));
                 }
             }
             To::Host(host) => {

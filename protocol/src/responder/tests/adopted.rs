@@ -51,7 +51,8 @@ fn record() -> LineRecord {
 impl World {
     fn stage(&mut self, place: u64, home: HomeLine, record: &LineRecord, epoch: u64, seed: u8) {
         let taken = Taken { migration: MIGRATION, epoch };
-        let staged = self.store.stage(place, (home, taken), record, &stamp(LINE_BYTES, seed));
+        self.store.memory(place).unwrap().copy_from_slice(&stamp(LINE_BYTES, seed));
+        let staged = self.store.stage(place, (home, taken), record);
         assert_eq!(staged, Ok(()));
     }
 

@@ -8,7 +8,7 @@ use std::{
 
 use bluebridge_wire::{
     ArenaGeneration, LinePage, Location, NodeId, Space, Status, Tag,
-    address::{LINE_PAGES, PAGE_BYTES},
+    address::{LINE_BYTES, LINE_PAGES, PAGE_BYTES},
     line::{LineRecord, PageContents, Part},
 };
 
@@ -86,6 +86,8 @@ pub(crate) struct PlainStore {
     last_migration: u64,
     lease_floor: u64,
     reserved: BTreeSet<u64>,
+    /// The bytes of reserved lines.
+    memory: BTreeMap<u64, Vec<u8>>,
     staged: BTreeMap<u64, (HomeLine, Taken)>,
     pub(crate) adopted: BTreeMap<u64, HomeLine>,
     /// The first pages of allocations that are being freed.
@@ -120,6 +122,7 @@ impl PlainStore {
             last_migration: 0,
             lease_floor: 0,
             reserved: BTreeSet::new(),
+            memory: BTreeMap::new(),
             staged: BTreeMap::new(),
             adopted: BTreeMap::new(),
             freeing: BTreeSet::new(),
@@ -389,10 +392,18 @@ impl LineStore for PlainStore {
     fn release(&mut self, pages: Range<u64>) {
         for page in pages.step_by(LINE_PAGES) {
             if !self.staged.contains_key(&page) && self.reserved.remove(&page) {
+                self.memory.remove(&page);
                 self.told.push("release");
                 self.set_withheld(page, false);
             }
         }
+    }
+
+    fn memory(&mut self, first_page: u64) -> Option<&mut [u8]> {
+        if !self.reserved.contains(&first_page) || self.staged.contains_key(&first_page) {
+            return None;
+        }
+        Some(self.memory.entry(first_page).or_insert_with(|| vec![0; LINE_BYTES]))
     }
 
     fn stage(
@@ -400,7 +411,6 @@ impl LineStore for PlainStore {
         first_page: u64,
         name: (HomeLine, Taken),
         pages: &LineRecord,
-        bytes: &[u8],
     ) -> Result<(), StageError> {
         if !self.reserved.contains(&first_page) {
             return Err(StageError::NoPlace);
@@ -409,7 +419,8 @@ impl LineStore for PlainStore {
             return Err(StageError::InDoubt);
         }
         let to = self.pages[first_page as usize..].iter_mut().zip(first_page as usize..);
-        for ((page, bytes), (to, number)) in pages.iter().zip(bytes.chunks(PAGE_BYTES)).zip(to) {
+        let memory = self.memory.remove(&first_page).unwrap_or_else(|| vec![0; LINE_BYTES]);
+        for ((page, bytes), (to, number)) in pages.iter().zip(memory.chunks(PAGE_BYTES)).zip(to) {
             let tag = page.colour.map_or(0, |(_, tag)| tag.0);
             to.held = match page.part {
                 Part::Free => None,

@@ -69,7 +69,9 @@ impl Rig {
     fn adopt(&mut self, first_page: u64, byte: u8) -> u64 {
         let place = self.arena.lines_mut().reserve(1).expect("there is room").remove(0).start;
         let (pages, bytes) = line_of(byte, SPACE);
-        self.arena.stage(place, (home(first_page), TAKEN), &pages, &bytes).expect("it is good");
+        self.arena
+            .stage_with(place, (home(first_page), TAKEN), &pages, &bytes)
+            .expect("it is good");
         self.responder.adopt(now(), place, home(first_page), TAKEN, &mut self.arena);
         place
     }
@@ -266,7 +268,7 @@ fn lines_that_change_places_all_the_time_are_never_mixed_up() {
                 let (mut pages, bytes) = line_of(byte, SPACE);
                 pages.iter_mut().for_each(|page| page.version = 10 + moves);
                 assert_eq!(arena.lines_mut().reserve(1).expect("room")[0].start, place);
-                arena.stage(place, (name, TAKEN), &pages, &bytes).expect("it is good");
+                arena.stage_with(place, (name, TAKEN), &pages, &bytes).expect("it is good");
                 arena.adopt(place);
                 (0..moves % 2000).for_each(|_| hint::spin_loop());
             }
