@@ -25,8 +25,8 @@ pub(super) const LINES_MAX: u32 = 16;
 /// The lines of a burst.
 const BURST: u32 = 4;
 
-/// The smallest number on average, in parts: bursts take a quarter of the time then.
-const FEWEST: u64 = PARTS;
+/// The smallest number on average, in parts: bursts take a sixth of the time then.
+const FEWEST: u64 = BURST as u64 * PARTS / 6;
 
 /// The longest rest.
 const REST_MAX: Duration = Duration::from_millis(100);
@@ -116,7 +116,7 @@ impl Pace {
         }
     }
 
-    /// How many lines may be on their way on average.
+    /// How many lines may be on their way on average; 0 for less than one.
     fn lines(&self) -> u32 {
         u32::try_from(self.parts / PARTS).unwrap_or(LINES_MAX)
     }
@@ -180,7 +180,7 @@ mod tests {
     fn run(pace: &mut Pace, count: u32, each: Duration, others: Duration) -> u32 {
         for at in 0..count {
             let others = if at % 8 == 7 { Duration::ZERO } else { others };
-            pace.took(LEAST + each * (pace.lines() - 1) + others);
+            pace.took(LEAST + each * pace.lines().saturating_sub(1) + others);
         }
         pace.lines()
     }
@@ -199,6 +199,13 @@ mod tests {
         (lines, now - began)
     }
 
+    /// How long so many bursts of a millisecond each take, with their rests, which last whole microseconds.
+    fn a_sixth(count: u32) -> Duration {
+        let rest = 1000 * (u64::from(BURST) * PARTS - FEWEST) / FEWEST;
+        assert!((4990..=5050).contains(&rest), "{rest}");
+        Duration::from_micros(1000 + rest) * count
+    }
+
     #[test]
     fn it_grows_until_lines_delay_each_other_by_the_target() {
         let mut pace = Pace::new();
@@ -210,11 +217,12 @@ mod tests {
     }
 
     #[test]
-    fn it_shrinks_to_one_line_while_others_work_and_grows_again() {
+    fn it_shrinks_to_the_smallest_number_while_others_work_and_grows_again() {
         let mut pace = Pace::new();
         let each = Duration::from_micros(40);
         run(&mut pace, 1000, each, Duration::ZERO);
-        assert_eq!(run(&mut pace, 100, each, Duration::from_millis(2)), 1);
+        run(&mut pace, 100, each, Duration::from_millis(2));
+        assert_eq!(pace.parts, FEWEST);
         assert!(run(&mut pace, 1000, each, Duration::ZERO) >= 4);
     }
 
@@ -223,7 +231,8 @@ mod tests {
         let mut pace = Pace::new();
         let each = Duration::from_micros(40);
         run(&mut pace, 1000, each, Duration::ZERO);
-        assert_eq!(run(&mut pace, 100, each, Duration::from_millis(2)), 1);
+        run(&mut pace, 100, each, Duration::from_millis(2));
+        assert_eq!(pace.parts, FEWEST);
         // Nobody works any more, but everything is cold after a rest.
         let cold = Duration::from_micros(500);
         for _ in 0..2 * RESTED_HISTORY + 100 {
@@ -252,7 +261,7 @@ mod tests {
         run(&mut pace, 10, Duration::ZERO, Duration::ZERO);
         run(&mut pace, 100, Duration::ZERO, Duration::from_millis(2));
         let ms = Duration::from_millis;
-        assert_eq!(bursts(&mut pace, 10, ms(1)), (40, ms(40)), "a quarter of the time");
+        assert_eq!(bursts(&mut pace, 10, ms(1)), (40, a_sixth(10)), "a sixth of the time");
         assert_eq!(bursts(&mut pace, 2, ms(100)), (8, ms(400)), "no longer rests");
         // One line that waits takes no part.
         let later = Timestamp::ZERO + Duration::from_secs(9);
@@ -268,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn where_others_want_the_processor_it_takes_a_quarter_of_the_time() {
+    fn where_others_want_the_processor_it_takes_a_sixth_of_the_time() {
         let mut pace = Pace::new();
         let each = Duration::from_micros(40);
         let ms = Duration::from_millis;
@@ -276,12 +285,9 @@ mod tests {
         pace.set_contended(true);
         assert_eq!(pace.room(Timestamp::ZERO, 4), 0, "lines of before are on their way");
         assert_eq!(pace.room(Timestamp::ZERO, 0), BURST);
-        assert_eq!(
-            run(&mut pace, 1000, Duration::ZERO, Duration::ZERO),
-            1,
-            "however fast they are"
-        );
-        assert_eq!(bursts(&mut pace, 10, ms(1)), (40, ms(40)));
+        run(&mut pace, 1000, Duration::ZERO, Duration::ZERO);
+        assert_eq!(pace.parts, FEWEST, "however fast they are");
+        assert_eq!(bursts(&mut pace, 10, ms(1)), (40, a_sixth(10)));
         pace.set_contended(false);
         assert!(run(&mut pace, 100, each, Duration::ZERO) > BURST, "nobody does any more");
     }
@@ -291,7 +297,7 @@ mod tests {
         let mut pace = Pace::new();
         for time in [Duration::ZERO, Duration::MAX, Duration::ZERO, Duration::from_secs(9)] {
             pace.took(time);
-            assert!((1..=LINES_MAX).contains(&pace.lines()));
+            assert!((FEWEST..=u64::from(LINES_MAX) * PARTS).contains(&pace.parts));
         }
     }
 }
