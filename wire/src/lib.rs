@@ -67,8 +67,8 @@ pub const TRAIN_PIECES_MAX: usize = 32;
 /// The largest trailer after the data (see [`Flags::trailer_bytes`]).
 pub const TRAILER_BYTES_MAX: usize = 48;
 
-/// Data bytes in the largest piece of a space whose smallest link has this MTU, without TLVs
-/// and trailer: a multiple of 8, at least a quarter of a page and at most a page.
+/// Data bytes in the largest piece of a space whose smallest link has this MTU, without TLVs and trailer: a page, a half
+/// or a quarter of one. So all pieces of whole pages have the same length, as the datagrams of a train (UDP_SEGMENT) must.
 ///
 /// `None` if the MTU is below [`MTU_MIN`]. Above [`MTU_MAX`] the result stays one page.
 #[must_use]
@@ -76,6 +76,10 @@ pub const fn piece_bytes(mtu: usize) -> Option<usize> {
     if mtu < MTU_MIN {
         return None;
     }
-    let room = (mtu - IP_UDP_BYTES - header::HEADER_BYTES) & !7;
-    Some(if room > address::PAGE_BYTES { address::PAGE_BYTES } else { room })
+    let room = mtu - IP_UDP_BYTES - header::HEADER_BYTES;
+    let mut bytes = address::PAGE_BYTES;
+    while bytes > room {
+        bytes /= 2;
+    }
+    Some(bytes)
 }
