@@ -1,0 +1,285 @@
+//! Making, attaching and deleting disks.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bluebridge::{Client, DeleteRequest, Error, NodeId, Pointer, Region, Transport};
+
+use super::descriptor::{ENTRIES, PAGE_BYTES, Page, Properties, TablePage};
+use super::health::Health;
+use super::keeper::{Keeper, Ownership};
+use super::slabs::Slabs;
+use super::{
+    Disk, DiskError, MapError, Placement, Reported, SLAB_BYTES_MAX, SLAB_BYTES_MIN, SLABS_MAX,
+    is_of_missing_memory, lock,
+};
+use crate::nbd::NAME_BYTES_MAX;
+
+/// Slabs that are freed at once.
+const BATCH: usize = 256;
+
+/// The properties of a new disk.
+#[derive(Clone, Debug)]
+pub struct DiskOptions {
+    /// Its length in bytes, a multiple of 4096.
+    pub size_bytes: u64,
+    /// Bytes of a slab, a power of two from 1 MiB to 64 MiB.
+    pub slab_bytes: u64,
+    /// How slabs are distributed.
+    pub placement: Placement,
+    /// A name, for people and for NBD clients; up to 255 bytes.
+    pub name: String,
+    /// A number that no other disk has.
+    pub id: u64,
+}
+
+/// How a process serves a disk.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// How long a request may take.
+    pub deadline: Duration,
+    /// How long the disk is still this process's after it was killed. A server grants at most 10 s by default.
+    pub lease: Duration,
+    /// The live memory servers.
+    pub nodes: Vec<NodeId>,
+}
+
+impl DiskOptions {
+    fn check(&self) -> Result<(), DiskError> {
+        let wrong = |words: String| Err(DiskError::Options(words));
+        if self.size_bytes == 0 || !self.size_bytes.is_multiple_of(PAGE_BYTES as u64) {
+            return wrong(format!("a disk's size must be a multiple of {PAGE_BYTES} bytes"));
+        }
+        let sizes = SLAB_BYTES_MIN..=SLAB_BYTES_MAX;
+        if !self.slab_bytes.is_power_of_two() || !sizes.contains(&self.slab_bytes) {
+            return wrong("a slab must have 1M, 2M, 4M, 8M, 16M, 32M or 64M".to_owned());
+        }
+        if self.size_bytes.div_ceil(self.slab_bytes) > SLABS_MAX {
+            return wrong(format!(
+                "a disk can have {SLABS_MAX} slabs; make it smaller, or its slabs larger"
+            ));
+        }
+        if self.name.len() > NAME_BYTES_MAX {
+            return wrong(format!("a disk's name can have {NAME_BYTES_MAX} bytes"));
+        }
+        Ok(())
+    }
+}
+
+impl Disk {
+    /// Makes a disk without slabs; returns the pointer that names it, at which it can be attached.
+    ///
+    /// # Errors
+    /// [`DiskError`]; nothing stays allocated unless an outcome is unknown.
+    pub fn create<T: Transport>(
+        client: &mut Client<T>,
+        options: &DiskOptions,
+    ) -> Result<Pointer, DiskError> {
+        options.check()?;
+        let properties = Properties {
+            id: options.id,
+            owner: 0,
+            size_bytes: options.size_bytes,
+            slab_bytes: options.slab_bytes,
+            placement: options.placement,
+            is_deleted: false,
+            name: options.name.as_str().into(),
+        };
+        let map = client.create(properties.map_bytes())?;
+        let filled = (|| {
+            for number in 0..properties.table_pages() {
+                let page = TablePage::empty(properties.id, 0, number).sealed();
+                client.write(table_pointer(map.base(), number)?, &page)?;
+            }
+            // Last, because it makes the memory a disk.
+            client.write(map.base(), &properties.encode())
+        })();
+        match filled {
+            Ok(()) => Ok(map.base()),
+            Err(error) => {
+                // The caller gets no pointer to it.
+                let _ = client.delete(map);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Attaches a disk: from now on this process alone serves it, until the keeper is stopped.
+    ///
+    /// Waits for the end of another process's lease, for the client's deadline.
+    ///
+    /// # Errors
+    /// [`DiskError`].
+    pub fn attach<T: Transport + Send + 'static>(
+        mut client: Client<T>,
+        pointer: Pointer,
+        options: OpenOptions,
+    ) -> Result<(Arc<Self>, Keeper<T>), DiskError> {
+        let properties = take(&mut client, pointer, false)?;
+        let pages = take_table(&mut client, pointer, &properties)?;
+        let slab = |number: u64| {
+            let (page, entry) = place(number);
+            pages.get(page).and_then(|page| page.slab(entry))
+        };
+        let slabs = Slabs::new(&properties, (0..properties.slab_count()).map(slab));
+        let disk = Arc::new(Self {
+            pointer,
+            slabs,
+            ownership: Ownership::new(),
+            health: Health::default(),
+            turn: Mutex::new(()),
+            nodes: Mutex::new(Vec::new()),
+            deadline: options.deadline,
+            reported: Reported::new(),
+            properties,
+        });
+        lock(&disk.nodes).reserve(256);
+        disk.set_nodes(options.nodes.into_iter());
+        for (number, page) in pages.iter().enumerate() {
+            if let Some(slab) = page.freeing() {
+                disk.free_what_is_left(&mut client, number as u64, slab);
+            }
+        }
+        let keeper = Keeper::start(client, Arc::clone(&disk), options.lease)?;
+        Ok((disk, keeper))
+    }
+
+    /// Frees a slab whose predecessor was killed before it freed it, if it is not free yet.
+    fn free_what_is_left<T: Transport>(&self, client: &mut Client<T>, page: u64, slab: Pointer) {
+        match client.delete_pointer(slab) {
+            Ok(_) => {
+                tracing::info!(page, %slab, "freed a slab that an earlier process had given up")
+            }
+            Err(error) if is_of_missing_memory(&error) => {}
+            Err(error) => {
+                tracing::warn!(page, %slab, %error, "a slab that was given up is not free")
+            }
+        }
+    }
+
+    /// Frees a disk that no process serves, with all its slabs; returns how many slabs there were.
+    ///
+    /// # Errors
+    /// [`DiskError`]; it can be repeated.
+    pub fn delete<T: Transport>(
+        client: &mut Client<T>,
+        pointer: Pointer,
+    ) -> Result<u64, DiskError> {
+        let properties = take(client, pointer, true)?;
+        let pages = take_table(client, pointer, &properties)?;
+        let slabs: Vec<_> = (0..properties.slab_count())
+            .filter_map(|number| {
+                let (page, entry) = place(number);
+                let slab = pages.get(page)?.slab(entry)?;
+                let start = number * properties.slab_bytes;
+                let length = (properties.size_bytes - start).min(properties.slab_bytes);
+                Region::new(slab, length).ok()
+            })
+            .collect();
+        let mut left = 0;
+        let mut first = None;
+        for batch in slabs.chunks(BATCH) {
+            let mut requests: Vec<_> = batch.iter().map(|slab| DeleteRequest::new(*slab)).collect();
+            client.delete_many(&mut requests)?;
+            for error in requests.into_iter().filter_map(|request| request.result.err()) {
+                // An earlier try, or its server, has freed it.
+                if !is_of_missing_memory(&error) {
+                    left += 1;
+                    first.get_or_insert(error);
+                }
+            }
+        }
+        for page in &pages {
+            if let Some(slab) = page.freeing() {
+                // Usually it is free.
+                let _ = client.delete_pointer(slab);
+            }
+        }
+        if let Some(first) = first {
+            return Err(DiskError::SlabsLeft { count: left, first });
+        }
+        let map = Region::new(pointer, properties.map_bytes()).map_err(Error::from)?;
+        client.delete(map)?;
+        Ok(slabs.len() as u64)
+    }
+}
+
+/// The page and the entry of a slab.
+pub(super) fn place(slab: u64) -> (usize, usize) {
+    let entries = ENTRIES as u64;
+    let page = usize::try_from(slab / entries).unwrap_or(usize::MAX);
+    (page, usize::try_from(slab % entries).unwrap_or(0))
+}
+
+pub(super) fn table_pointer(map: Pointer, page: u64) -> Result<Pointer, Error> {
+    Ok(map.checked_add((1 + page) * PAGE_BYTES as u64)?)
+}
+
+/// Makes the caller the owner: counts the owner's number up.
+fn take<T: Transport>(
+    client: &mut Client<T>,
+    pointer: Pointer,
+    deletes: bool,
+) -> Result<Properties, DiskError> {
+    let mut page: Page = [0; PAGE_BYTES];
+    let mut update = client.update(pointer, &mut page).map_err(|error| match error {
+        Error::Busy { owner, remaining_ms, .. } => DiskError::InUse { owner, remaining_ms },
+        error => error.into(),
+    })?;
+    let properties = Properties::decode(&copied(&update)).and_then(|properties| {
+        if properties.is_deleted && !deletes { Err(MapError::Deleted) } else { Ok(properties) }
+    });
+    let properties = match properties {
+        Ok(properties) => properties,
+        Err(error) => {
+            // Its lease would end by itself.
+            let _ = update.abort();
+            return Err(error.into());
+        }
+    };
+    let properties = Properties { owner: properties.owner + 1, is_deleted: deletes, ..properties };
+    update.copy_from_slice(&properties.encode());
+    update.commit()?;
+    Ok(properties)
+}
+
+/// Reads the table, and keeps earlier owners from changing it.
+fn take_table<T: Transport>(
+    client: &mut Client<T>,
+    pointer: Pointer,
+    properties: &Properties,
+) -> Result<Vec<TablePage>, DiskError> {
+    let mut pages = Vec::new();
+    for number in 0..properties.table_pages() {
+        let mut page: Page = [0; PAGE_BYTES];
+        let mut update = client.update(table_pointer(pointer, number)?, &mut page)?;
+        let mut table = match TablePage::decode(copied(&update), properties.id, number) {
+            Ok(table) => table,
+            Err(error) => {
+                let _ = update.abort();
+                return Err(error.into());
+            }
+        };
+        if table.owner() > properties.owner {
+            let _ = update.abort();
+            return Err(DiskError::TakenOver);
+        }
+        table.set_owner(properties.owner);
+        update.copy_from_slice(&table.clone().sealed());
+        update.commit()?;
+        pages.push(table);
+    }
+    Ok(pages)
+}
+
+/// The page that an update holds.
+pub(super) fn copied(bytes: &[u8]) -> Page {
+    let mut page = [0; PAGE_BYTES];
+    page.copy_from_slice(bytes);
+    page
+}
+
+/// How much time there is until a moment, for a call.
+pub(super) fn left(until: Instant) -> Duration {
+    until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
+}

@@ -1,0 +1,389 @@
+//! One connection: negotiation, then rounds. A round takes the requests that have arrived, executes them together, and
+//! sends their replies.
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use arrayvec::ArrayVec;
+use bluebridge::{Client, Transport};
+use bluebridge_transport::{Polled, Spin};
+
+use super::socket::{Ready, Socket, await_readable, await_writable};
+use crate::device::{Disk, Failure, Operation, Task};
+use crate::nbd::{
+    Command, Errno, Export, Negotiation, OPTION_BYTES_MAX, Parsed, Progress, REQUEST_BYTES,
+    ReplyHead, Transmission, Violation,
+};
+
+/// Requests of a connection that are executed at once.
+pub const IN_FLIGHT: usize = 128;
+/// How long a client may take until it has chosen an export.
+pub const NEGOTIATION_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a client may take nothing of the replies to its requests.
+pub const SEND_DEADLINE: Duration = Duration::from_secs(120);
+
+/// Bytes of requests without data that are taken at once.
+const HEADS_BYTES: usize = 64 << 10;
+/// Polls between two yields.
+const POLLS: u32 = 8;
+
+/// How a connection ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum End {
+    /// The client ended it.
+    Client,
+    /// The server stops.
+    Stopped,
+}
+
+/// Why a connection was closed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Closed {
+    #[error("the client took none of its replies for {SEND_DEADLINE:?}")]
+    Deaf,
+    #[error("the client chose no export within {NEGOTIATION_DEADLINE:?}")]
+    Slow,
+    #[error("the connection failed: {0}")]
+    Socket(#[from] io::Error),
+    #[error(transparent)]
+    Violation(#[from] Violation),
+}
+
+/// The memory of one thread, for one connection after the other.
+#[derive(Debug)]
+pub(super) struct Buffers {
+    input: Box<[u8]>,
+    output: Box<[u8]>,
+    batch: Batch,
+    heads: Vec<ReplyHead>,
+}
+
+/// Requests that are executed together.
+#[derive(Debug)]
+struct Batch {
+    tasks: Vec<Task>,
+    /// Of the tasks.
+    cookies: Vec<u64>,
+    refused: Vec<(u64, Errno)>,
+    output_bytes: usize,
+}
+
+impl Buffers {
+    pub(super) fn new(payload_bytes_max: u32) -> Self {
+        let payload = usize::try_from(payload_bytes_max).unwrap_or(usize::MAX);
+        // Negotiation uses it too.
+        let input = payload.saturating_add(HEADS_BYTES).max(OPTION_BYTES_MAX as usize + 64);
+        let batch = Batch {
+            tasks: Vec::with_capacity(IN_FLIGHT),
+            cookies: Vec::with_capacity(IN_FLIGHT),
+            refused: Vec::with_capacity(IN_FLIGHT),
+            output_bytes: 0,
+        };
+        Self {
+            input: vec![0; input].into(),
+            output: vec![0; payload].into(),
+            batch,
+            heads: Vec::with_capacity(IN_FLIGHT),
+        }
+    }
+}
+
+impl Batch {
+    fn clear(&mut self) {
+        self.tasks.clear();
+        self.cookies.clear();
+        self.refused.clear();
+        self.output_bytes = 0;
+    }
+
+    fn is_empty(&self) -> bool {
+        self.tasks.is_empty() && self.refused.is_empty()
+    }
+
+    fn is_full(&self) -> bool {
+        self.tasks.len() + self.refused.len() >= IN_FLIGHT
+    }
+}
+
+/// What has arrived and was not processed.
+#[derive(Debug, Default)]
+struct Arrived {
+    from: usize,
+    until: usize,
+    /// Bytes to read over before the next request.
+    skipped: usize,
+}
+
+/// Serves a connection until its end.
+pub(super) fn serve<T: Transport>(
+    disk: &Disk,
+    client: &mut Client<T>,
+    socket: Socket,
+    export: &Export,
+    buffers: &mut Buffers,
+    stop: &OwnedFd,
+) -> Result<End, Closed> {
+    let mut line = Line { socket, stop, spin: Spin::learned(), is_stopping: false };
+    let mut arrived = Arrived::default();
+    let Some(rules) = negotiate(&mut line, export, &mut buffers.input, &mut arrived)? else {
+        return Ok(if line.is_stopping { End::Stopped } else { End::Client });
+    };
+    loop {
+        buffers.batch.clear();
+        let is_last = collect(
+            &rules,
+            &buffers.input,
+            buffers.output.len(),
+            &mut arrived,
+            &mut buffers.batch,
+        )?;
+        if !buffers.batch.is_empty() {
+            let Batch { tasks, .. } = &mut buffers.batch;
+            disk.execute(client, tasks, &buffers.input, &mut buffers.output);
+            reply(&mut line.socket, &rules, &buffers.batch, &mut buffers.heads, &buffers.output)?;
+        }
+        if is_last {
+            return Ok(End::Client);
+        }
+        if buffers.batch.is_empty() {
+            // What had arrived before the stop was answered.
+            if line.is_stopping {
+                return Ok(End::Stopped);
+            }
+            if !line.fill(&mut buffers.input, &mut arrived, None)? {
+                return Ok(End::Client);
+            }
+        }
+    }
+}
+
+/// Lets the client choose the export; `None` if it ended, or if the server stops.
+fn negotiate(
+    line: &mut Line<'_>,
+    export: &Export,
+    input: &mut [u8],
+    arrived: &mut Arrived,
+) -> Result<Option<Transmission>, Closed> {
+    let until = Instant::now() + NEGOTIATION_DEADLINE;
+    let mut output = Vec::with_capacity(4096);
+    let mut negotiation = Negotiation::begin(export, &mut output);
+    loop {
+        let progress = match input.get(arrived.from..arrived.until) {
+            Some(bytes) => negotiation.advance(bytes, &mut output)?,
+            None => Progress::NeedsMore,
+        };
+        let chosen = match progress {
+            Progress::Processed(count) => {
+                arrived.from += count;
+                continue;
+            }
+            Progress::Transmission(count, rules) => {
+                arrived.from += count;
+                Some(rules)
+            }
+            Progress::Ended | Progress::NeedsMore => None,
+        };
+        send(&mut line.socket, &mut [IoSlice::new(&output)])?;
+        output.clear();
+        let is_over = chosen.is_some() || matches!(progress, Progress::Ended);
+        if is_over || line.is_stopping {
+            return Ok(chosen);
+        }
+        if !line.fill(input, arrived, Some(until))? {
+            return Ok(None);
+        }
+    }
+}
+
+/// Takes the requests that have arrived as a whole, as many as fit; returns whether the client sends no more.
+fn collect(
+    rules: &Transmission,
+    input: &[u8],
+    output_bytes: usize,
+    arrived: &mut Arrived,
+    batch: &mut Batch,
+) -> Result<bool, Violation> {
+    while !batch.is_full() {
+        let skipped = arrived.skipped.min(arrived.until - arrived.from);
+        arrived.skipped -= skipped;
+        arrived.from += skipped;
+        let Some(bytes) = input.get(arrived.from..arrived.until) else { break };
+        if arrived.skipped > 0 || bytes.is_empty() {
+            break;
+        }
+        let request = match rules.parse(bytes)? {
+            Parsed::Incomplete => break,
+            Parsed::Disconnect => return Ok(true),
+            Parsed::Refused { cookie, errno, payload_bytes } => {
+                arrived.from += REQUEST_BYTES;
+                arrived.skipped = payload_bytes as usize;
+                batch.refused.push((cookie, errno));
+                continue;
+            }
+            Parsed::Request(request) => request,
+        };
+        let length = request.length as usize;
+        let begin = arrived.from + REQUEST_BYTES;
+        let (operation, data) = match request.command {
+            Command::Flush => (Operation::Flush, 0..0),
+            Command::Trim => (Operation::Trim, 0..0),
+            Command::WriteZeroes { no_hole } => (Operation::Zero { allocates: no_hole }, 0..0),
+            Command::Read => {
+                let begin = batch.output_bytes;
+                if begin + length > output_bytes {
+                    break;
+                }
+                batch.output_bytes += length;
+                (Operation::Read, begin..begin + length)
+            }
+            Command::Write => {
+                if begin + length > arrived.until {
+                    break;
+                }
+                (Operation::Write, begin..begin + length)
+            }
+        };
+        arrived.from = if operation == Operation::Write { begin + length } else { begin };
+        batch.tasks.push(Task::new(operation, request.offset, request.length, data));
+        batch.cookies.push(request.cookie);
+    }
+    Ok(false)
+}
+
+/// Sends the replies of a batch.
+fn reply(
+    socket: &mut Socket,
+    rules: &Transmission,
+    batch: &Batch,
+    heads: &mut Vec<ReplyHead>,
+    output: &[u8],
+) -> Result<(), Closed> {
+    heads.clear();
+    for (cookie, errno) in &batch.refused {
+        heads.push(rules.failed(*cookie, *errno));
+    }
+    let mut data = ArrayVec::<&[u8], IN_FLIGHT>::new();
+    data.extend(batch.refused.iter().map(|_| &[][..]));
+    for (task, cookie) in batch.tasks.iter().zip(&batch.cookies) {
+        let (head, bytes): (_, &[u8]) = match (task.result, task.operation) {
+            (Some(Ok(())), Operation::Read) => {
+                let hole = rules.hole(*cookie, task.offset, task.length).filter(|_| task.is_hole);
+                match hole {
+                    Some(hole) => (hole, &[]),
+                    None => {
+                        let bytes = output.get(task.data.clone()).unwrap_or_default();
+                        (rules.data(*cookie, task.offset, task.length), bytes)
+                    }
+                }
+            }
+            (Some(Ok(())), _) => (rules.done(*cookie), &[]),
+            (Some(Err(failure)), _) => (rules.failed(*cookie, errno(failure)), &[]),
+            (None, _) => (rules.failed(*cookie, Errno::Io), &[]),
+        };
+        heads.push(head);
+        data.push(bytes);
+    }
+    let mut slices = ArrayVec::<IoSlice<'_>, { 2 * IN_FLIGHT }>::new();
+    for (head, bytes) in heads.iter().zip(&data) {
+        slices.push(IoSlice::new(head));
+        if !bytes.is_empty() {
+            slices.push(IoSlice::new(bytes));
+        }
+    }
+    send(socket, &mut slices)
+}
+
+const fn errno(failure: Failure) -> Errno {
+    match failure {
+        Failure::Lost | Failure::Silent | Failure::Unanswered => Errno::Io,
+        Failure::NoSpace => Errno::NoSpace,
+        Failure::Stopped => Errno::Shutdown,
+    }
+}
+
+/// Sends all bytes, also while the server stops: they are replies to what was done.
+fn send(socket: &mut Socket, mut bytes: &mut [IoSlice<'_>]) -> Result<(), Closed> {
+    // Empty slices are not sent.
+    IoSlice::advance_slices(&mut bytes, 0);
+    while !bytes.is_empty() {
+        match socket.send(bytes)? {
+            Some(0) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
+            Some(count) => IoSlice::advance_slices(&mut bytes, count),
+            None => {
+                if await_writable(socket.as_fd(), SEND_DEADLINE)? == Ready::TimedOut {
+                    return Err(Closed::Deaf);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A socket, and how it is waited for.
+struct Line<'a> {
+    socket: Socket,
+    stop: &'a OwnedFd,
+    spin: Spin,
+    /// The server stops: nothing is waited for any more.
+    is_stopping: bool,
+}
+
+impl Line<'_> {
+    /// Waits for bytes and takes them; returns whether the connection goes on. It also returns if the server stops.
+    fn fill(
+        &mut self,
+        input: &mut [u8],
+        arrived: &mut Arrived,
+        until: Option<Instant>,
+    ) -> Result<bool, Closed> {
+        if arrived.from > 0 {
+            input.copy_within(arrived.from..arrived.until, 0);
+            arrived.until -= arrived.from;
+            arrived.from = 0;
+        }
+        let Some(room) = input.get_mut(arrived.until..).filter(|room| !room.is_empty()) else {
+            // No request is longer than the buffer.
+            return Err(io::Error::from(io::ErrorKind::InvalidData).into());
+        };
+        loop {
+            if let Some(count) = self.poll(room)? {
+                arrived.until += count;
+                return Ok(count > 0);
+            }
+            if self.is_stopping {
+                return Ok(true);
+            }
+            let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
+            match await_readable(self.socket.as_fd(), self.stop.as_fd(), timeout)? {
+                Ready::Yes => {}
+                // Once more, for what has arrived.
+                Ready::Stop => self.is_stopping = true,
+                Ready::TimedOut => return Err(Closed::Slow),
+            }
+        }
+    }
+
+    /// Looks for bytes for as long as is worth it.
+    fn poll(&mut self, room: &mut [u8]) -> io::Result<Option<usize>> {
+        let budget = self.spin.next();
+        let began = Instant::now();
+        let mut polls = 0;
+        loop {
+            let received = self.socket.receive(room)?;
+            let polled = began.elapsed();
+            if received.is_some() {
+                self.spin.note(budget, Polled::Found(polled));
+                return Ok(received);
+            }
+            if polled >= budget || self.is_stopping {
+                self.spin.note(budget, Polled::Nothing);
+                return Ok(None);
+            }
+            polls += 1;
+            if polls % POLLS == 0 {
+                std::thread::yield_now();
+            }
+        }
+    }
+}

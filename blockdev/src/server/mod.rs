@@ -1,0 +1,128 @@
+//! The NBD server: a fixed number of threads, each of which serves one connection at a time with a client of its own.
+//!
+//! All memory for requests is allocated before the first connection. A connection that cannot be served waits in the
+//! socket's queue; requests that cannot be taken wait in the socket.
+
+mod connection;
+mod memory;
+mod socket;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bluebridge::{Client, Transport};
+use rustix::event::{EventfdFlags, eventfd};
+
+pub use connection::{IN_FLIGHT, NEGOTIATION_DEADLINE, SEND_DEADLINE};
+pub use memory::{LockError, lock_memory, mark_as_io_thread};
+pub use socket::Listener;
+
+use crate::device::Disk;
+use crate::nbd::Export;
+use connection::{Buffers, End};
+use socket::Ready;
+
+/// The pause after a connection could not be accepted, for example because the process has too many open files.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Threads that serve a disk.
+#[derive(Debug)]
+pub struct Server {
+    stop: Arc<OwnedFd>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Starts a thread for each client, all of which accept connections.
+    ///
+    /// # Errors
+    /// If the system cannot start a thread, or has no file descriptor left; then none runs.
+    pub fn start<T: Transport + Send + 'static>(
+        disk: &Arc<Disk>,
+        clients: Vec<Client<T>>,
+        listener: Listener,
+        export: Export,
+    ) -> io::Result<Self> {
+        listener.set_nonblocking()?;
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (listener, export) = (Arc::new(listener), Arc::new(export));
+        let mut server = Self { stop, threads: Vec::with_capacity(clients.len()) };
+        for (number, mut client) in clients.into_iter().enumerate() {
+            let (disk, stop) = (Arc::clone(disk), Arc::clone(&server.stop));
+            let (listener, export) = (Arc::clone(&listener), Arc::clone(&export));
+            let mut buffers = Buffers::new(export.payload_bytes_max);
+            let thread = std::thread::Builder::new().name(format!("disk-{number}"));
+            let thread = thread.spawn(move || {
+                if let Err(error) = mark_as_io_thread() {
+                    tracing::debug!(%error, "the thread is not marked as one that frees memory");
+                }
+                accept(&disk, &mut client, &listener, &export, &mut buffers, &stop);
+                // No caller is left to receive an error.
+                let _ = client.close();
+            })?;
+            server.threads.push(thread);
+        }
+        Ok(server)
+    }
+
+    /// Ends all connections: requests that have arrived are answered first.
+    pub fn stop(mut self) {
+        self.join();
+    }
+
+    fn join(&mut self) {
+        // It stays readable, for all threads.
+        let _ = rustix::io::write(self.stop.as_fd(), &1_u64.to_ne_bytes());
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.join();
+    }
+}
+
+/// Serves one connection after the other.
+fn accept<T: Transport>(
+    disk: &Disk,
+    client: &mut Client<T>,
+    listener: &Listener,
+    export: &Export,
+    buffers: &mut Buffers,
+    stop: &OwnedFd,
+) {
+    loop {
+        match socket::await_readable(listener.as_fd(), stop.as_fd(), None) {
+            Ok(Ready::Yes) => {}
+            Ok(Ready::Stop) => return,
+            Ok(Ready::TimedOut) => continue,
+            Err(error) => {
+                tracing::warn!(%error, "cannot wait for connections");
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+        }
+        let socket = match listener.accept() {
+            Ok(Some(socket)) => socket,
+            // Another thread was faster.
+            Ok(None) => continue,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+        };
+        tracing::info!("a client has connected");
+        match connection::serve(disk, client, socket, export, buffers, stop) {
+            Ok(End::Client) => tracing::info!("a client has disconnected"),
+            Ok(End::Stopped) => return,
+            Err(error) => tracing::warn!(%error, "a connection was closed"),
+        }
+    }
+}

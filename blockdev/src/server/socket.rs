@@ -1,0 +1,155 @@
+//! Sockets that do not block, and waiting for them.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// Where clients connect.
+#[derive(Debug)]
+pub enum Listener {
+    /// By TCP.
+    Tcp(TcpListener),
+    /// On the same machine, through a file.
+    Unix(UnixListener),
+}
+
+impl Listener {
+    pub(super) fn set_nonblocking(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(listener) => listener.set_nonblocking(true),
+            Self::Unix(listener) => listener.set_nonblocking(true),
+        }
+    }
+
+    /// The next connection; `None` if there is none any more.
+    pub(super) fn accept(&self) -> io::Result<Option<Socket>> {
+        let accepted = match self {
+            Self::Tcp(listener) => listener.accept().and_then(|(stream, _)| {
+                stream.set_nodelay(true)?;
+                stream.set_nonblocking(true)?;
+                Ok(Socket::Tcp(stream))
+            }),
+            Self::Unix(listener) => listener.accept().and_then(|(stream, _)| {
+                stream.set_nonblocking(true)?;
+                Ok(Socket::Unix(stream))
+            }),
+        };
+        match accepted {
+            Err(error) if is_of_gone(&error) => Ok(None),
+            accepted => accepted.map(Some),
+        }
+    }
+}
+
+/// Whether a client that was to be accepted is not there any more.
+fn is_of_gone(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock
+            | io::ErrorKind::Interrupted
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::InvalidInput
+    )
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(listener) => listener.as_fd(),
+            Self::Unix(listener) => listener.as_fd(),
+        }
+    }
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Socket {
+    /// Takes what has arrived; `None` if nothing has. 0 is the end.
+    pub(super) fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        let received = match self {
+            Self::Tcp(stream) => stream.read(buffer),
+            Self::Unix(stream) => stream.read(buffer),
+        };
+        some_unless_blocked(received)
+    }
+
+    /// Sends a part of the bytes; `None` if nothing fits.
+    pub(super) fn send(&mut self, bytes: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+        let sent = match self {
+            Self::Tcp(stream) => stream.write_vectored(bytes),
+            Self::Unix(stream) => stream.write_vectored(bytes),
+        };
+        some_unless_blocked(sent)
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(stream) => stream.as_fd(),
+            Self::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+fn some_unless_blocked(result: io::Result<usize>) -> io::Result<Option<usize>> {
+    match result {
+        Ok(count) => Ok(Some(count)),
+        Err(error)
+            if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// What a wait found.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Ready {
+    Stop,
+    TimedOut,
+    Yes,
+}
+
+/// Waits until there is something to receive or to accept, or until the server is to stop.
+pub(super) fn await_readable(
+    socket: BorrowedFd<'_>,
+    stop: BorrowedFd<'_>,
+    timeout: Option<Duration>,
+) -> io::Result<Ready> {
+    let mut waiting = [
+        PollFd::from_borrowed_fd(socket, PollFlags::IN),
+        PollFd::from_borrowed_fd(stop, PollFlags::IN),
+    ];
+    wait(&mut waiting, timeout)
+}
+
+/// Waits until something can be sent.
+pub(super) fn await_writable(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<Ready> {
+    wait(&mut [PollFd::from_borrowed_fd(socket, PollFlags::OUT)], Some(timeout))
+}
+
+/// The first is the socket, the second, if there is one, the event to stop.
+fn wait(waiting: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Result<Ready> {
+    let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+    match poll(waiting, timeout.as_ref()) {
+        Ok(0) => Ok(Ready::TimedOut),
+        Ok(_) => {
+            let is_ready = |at: usize| waiting.get(at).is_some_and(|it| !it.revents().is_empty());
+            Ok(if is_ready(1) { Ready::Stop } else { Ready::Yes })
+        }
+        // The caller tries again, and finds nothing.
+        Err(rustix::io::Errno::INTR) => Ok(Ready::Yes),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,127 @@
+//! One process serves a disk.
+
+use bluebridge_blockdev::device::MapError;
+
+use super::*;
+
+#[test]
+fn a_disk_in_use_cannot_be_attached_or_deleted() {
+    let world = World::new(1, 16 << 20);
+    let pointer = world.create(4 * MIB, Placement::Linear);
+    let (disk, keeper) = world.attach(pointer);
+    let mut client = world.client();
+    write(&disk, &mut client, 0, b"mine").expect("there is room");
+
+    let mut other = world.owner();
+    other.set_deadline(Duration::from_millis(300));
+    let error = Disk::delete(&mut other, pointer).expect_err("it is served");
+    assert!(matches!(error, DiskError::InUse { .. }), "{error}");
+    let error =
+        Disk::attach(other, pointer, world.open_options()).map(drop).expect_err("it is served");
+    assert!(matches!(error, DiskError::InUse { .. }), "{error}");
+    write(&disk, &mut client, 4, b" still").expect("nothing has changed");
+
+    drop(keeper);
+    assert_eq!(read(&disk, &mut client, 0, 4), Err(Failure::Unanswered), "it was given up");
+    let (again, _keeper) = world.attach(pointer);
+    assert_eq!(read(&again, &mut client, 0, 10), Ok(b"mine still".to_vec()));
+}
+
+/// The first owner has no service that renews its lease, as if it were cut off.
+#[test]
+fn an_owner_whose_lease_ended_goes_on_unless_another_attached_the_disk() {
+    let world = World::new(1, 16 << 20);
+    let pointer = world.create(4 * MIB, Placement::Linear);
+    let options = || OpenOptions { lease: Duration::from_millis(300), ..world.open_options() };
+    let attached = Disk::attach(world.client(), pointer, options());
+    let (disk, _keeper) = attached.expect("nobody has it");
+    let mut client = world.client();
+    // Several leases.
+    let until = std::time::Instant::now() + Duration::from_secs(1);
+    while std::time::Instant::now() < until {
+        write(&disk, &mut client, 0, b"first").expect("it waits for its lease");
+    }
+    assert!(disk.end().is_none());
+
+    let mut attempts = 0;
+    let (second, _second_keeper) = loop {
+        attempts += 1;
+        assert!(attempts < 100, "it never gets the lease");
+        match Disk::attach(world.owner(), pointer, options()) {
+            Ok(attached) => break attached,
+            Err(DiskError::InUse { .. } | DiskError::NotKept | DiskError::TakenOver) => {}
+            Err(error) => panic!("{error}"),
+        }
+    };
+    // As soon as the first sees it, and at the latest when it changes the map.
+    let failure = loop {
+        match write(&disk, &mut client, 2 * MIB, b"first") {
+            Ok(()) => {}
+            Err(Failure::Unanswered) => {}
+            Err(failure) => break failure,
+        }
+    };
+    assert_eq!(failure, Failure::Stopped);
+    assert!(matches!(disk.end(), Some(DiskError::TakenOver)), "{:?}", disk.end());
+    write(&second, &mut client, 3 * MIB, b"second").expect("it is the owner");
+    assert_eq!(read(&second, &mut client, 0, 5), Ok(b"first".to_vec()));
+}
+
+#[test]
+fn what_is_no_disk_is_not_attached() {
+    let world = World::new(1, 16 << 20);
+    let mut client = world.client();
+    let region = client.create(8192).expect("there is room");
+    let of = |pointer| Disk::attach(world.owner(), pointer, world.open_options()).map(|_| ());
+    let error = of(region.base()).expect_err("zeroes");
+    assert!(matches!(error, DiskError::Map(MapError::NoDisk)), "{error}");
+    let pointer = world.create(MIB, Placement::Linear);
+    client.write(pointer.checked_add(4096 + 100).expect("inside"), &[9]).expect("it is there");
+    let error = of(pointer).expect_err("the table is damaged");
+    assert!(matches!(error, DiskError::Map(MapError::Damaged { page: 1 })), "{error}");
+    client.delete_pointer(pointer).expect("it is there");
+    let error = of(pointer).expect_err("it is gone");
+    assert!(matches!(error, DiskError::Memory(_)), "{error}");
+    for (size_bytes, slab_bytes) in
+        [(0, MIB), (4095, MIB), (MIB, 3 * MIB), (MIB, 1024), (1 << 50, MIB)]
+    {
+        let options = DiskOptions { slab_bytes, ..options(size_bytes, Placement::Linear) };
+        let error = Disk::create(&mut client, &options).expect_err("impossible");
+        assert!(matches!(error, DiskError::Options(_)), "{error}");
+    }
+}
+
+/// Threads write, trim and read their own parts of the same slabs: nothing that was acknowledged is lost.
+#[test]
+fn slabs_are_freed_beside_writers_without_a_loss() {
+    const THREADS: u64 = 3;
+    let world = World::new(2, 32 << 20);
+    let pointer = world.create(4 * MIB, Placement::TwoChoices);
+    let (disk, _keeper) = world.attach(pointer);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (disk, mut client) = (&disk, world.client());
+            scope.spawn(move || {
+                for round in 0..120_u64 {
+                    let slab = round % 2 * MIB;
+                    // The thread's part of the slab: every third run of 4 pages.
+                    let runs = (0..256 / 4).filter(|run| run % THREADS == thread);
+                    let stamp = [byte(thread + 1), byte(round + 1)];
+                    let at = |run: u64| slab + run * 4 * 4096;
+                    for run in runs.clone().step_by(5) {
+                        write(disk, &mut client, at(run) + 10, &stamp).expect("there is room");
+                    }
+                    for run in runs.clone().step_by(5) {
+                        let found = read(disk, &mut client, at(run) + 10, 2);
+                        assert_eq!(found, Ok(stamp.to_vec()), "thread {thread}, round {round}");
+                    }
+                    for run in runs {
+                        single(disk, &mut client, Operation::Trim, at(run), 4 * 4096)
+                            .expect("a hint");
+                    }
+                }
+            });
+        }
+    });
+    assert!(disk.end().is_none());
+}
