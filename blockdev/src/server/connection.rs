@@ -113,6 +113,8 @@ struct Arrived {
     until: usize,
     /// Bytes to read over before the next request.
     skipped: usize,
+    /// The refusal that is sent then: clients expect no reply to a request that they have not sent as a whole.
+    refusal: Option<(u64, Errno)>,
 }
 
 /// Serves a connection until its end.
@@ -208,17 +210,21 @@ fn collect(
         let skipped = arrived.skipped.min(arrived.until - arrived.from);
         arrived.skipped -= skipped;
         arrived.from += skipped;
-        let Some(bytes) = input.get(arrived.from..arrived.until) else { break };
-        if arrived.skipped > 0 || bytes.is_empty() {
+        if arrived.skipped > 0 {
             break;
         }
+        if let Some(refusal) = arrived.refusal.take() {
+            batch.refused.push(refusal);
+            continue;
+        }
+        let Some(bytes) = input.get(arrived.from..arrived.until) else { break };
         let request = match rules.parse(bytes)? {
             Parsed::Incomplete => break,
             Parsed::Disconnect => return Ok(true),
             Parsed::Refused { cookie, errno, payload_bytes } => {
                 arrived.from += REQUEST_BYTES;
                 arrived.skipped = payload_bytes as usize;
-                batch.refused.push((cookie, errno));
+                arrived.refusal = Some((cookie, errno));
                 continue;
             }
             Parsed::Request(request) => request,
