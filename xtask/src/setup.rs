@@ -94,6 +94,14 @@ static LIBNBD_PYTHON: Tool = Tool {
     purpose: "is a client of disks for the tests",
 };
 
+static PYTHON: Tool = Tool {
+    program: "/usr/bin/python3",
+    others: &[],
+    probe: &["-c", "import fcntl, socket"],
+    package: "python3",
+    purpose: "attaches disks in virtual machines",
+};
+
 static QEMU_UTILS: Tool = Tool {
     program: "qemu-io",
     others: &["qemu-img"],
@@ -154,7 +162,7 @@ pub(crate) fn for_tests(runs: impl Fn(&str) -> bool) -> Result<(), Failure> {
         needed.push(&IP);
     }
     if runs("vm") {
-        needed.push(&E2FSPROGS);
+        needed.extend([&E2FSPROGS, &PYTHON]);
     }
     // The tests are also in the tier `root`.
     if runs("mininet") && runs("root") {

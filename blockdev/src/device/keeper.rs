@@ -194,9 +194,12 @@ fn keep<T: Transport>(client: &mut Client<T>, disk: &Disk, stop: &Stop, lease: D
                     }
                 }
                 disk.ownership.pause();
-                tracing::warn!(
-                    "the lease on the disk has ended; requests wait until it is renewed"
-                );
+                drop(update);
+                tracing::warn!("the lease on the disk has ended; requests wait for a new one");
+                // A process that waits for the disk gets it.
+                if stop.within(lease / 8) {
+                    return;
+                }
             }
             Err(error) if is_of_missing_memory(&error) => {
                 disk.ownership.finish(DiskError::Memory(error));

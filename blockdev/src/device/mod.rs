@@ -1,7 +1,7 @@
 //! The disk: a map from offsets to slabs of remote memory.
 //!
 //! A slab is one allocation. It is allocated when a part of it is first written; what was never written reads as zeroes
-//! without a request. The map itself is kept in remote memory ([`descriptor`]), at the pointer that names the disk, and
+//! without a request. The map itself is kept in remote memory (`descriptor`), at the pointer that names the disk, and
 //! is changed before the WRITE that needs the change is acknowledged. So nothing of the disk is in its process alone.
 //!
 //! * `descriptor`: the map as bytes; `slabs`: the map and the use of each slab, in local memory.
