@@ -11,7 +11,7 @@ use crate::installed;
 use crate::racks::{Rack, Switch};
 
 /// On emulated processors of a machine that may be busy.
-const DEADLINE: Duration = Duration::from_secs(240);
+const DEADLINE: Duration = Duration::from_secs(220);
 
 const SERVER: &str = r#"
 "$BLUEBRIDGE" memserver --name s1 --memory 96M &

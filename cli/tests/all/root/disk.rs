@@ -250,6 +250,19 @@ fn clients_of_other_authors_use_a_disk() {
     assert!(!refused.expect("runs").status.success(), "it is read-only");
     read_only.stop();
 
+    // Without the right, and with a limit that is too small.
+    let limited = r#"ulimit -l 64; exec setpriv --bounding-set=-ipc_lock "$0" "$@""#;
+    let words = ["disk", "--attach", &pointer, "--listen", "[::1]:0"];
+    let mut command = Command::new("bash");
+    command.args(["-c", limited, env!("CARGO_BIN_EXE_bluebridge")]).args(words);
+    let refused = command.env("BLUEBRIDGE_STATE", rack.state()).output().expect("runs");
+    let words = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(5), "{words}");
+    assert!(
+        words.contains("RLIMIT_MEMLOCK is 65536 bytes") && words.contains("--lock no"),
+        "{words}"
+    );
+
     let deleted = rack.json(&["disk", "delete", &pointer]);
     assert_eq!(deleted["slab_count"], 12);
     assert_eq!(used_pages(&rack), 0);
