@@ -113,6 +113,18 @@ fn used_pages(rack: &TestRack) -> u64 {
     servers.iter().map(|it| number(it, "capacity_pages") - number(it, "free_pages")).sum()
 }
 
+/// The names of the server that has the map of a disk, and of the other one.
+fn servers(rack: &TestRack, pointer: &str) -> (String, String) {
+    let stat = rack.json(&["stat"]);
+    let servers = stat.as_array().expect("a list").iter();
+    let home = pointer.split(':').nth(2).expect("a node");
+    let home = u64::from_str_radix(home, 16).ok();
+    let (homes, others): (Vec<_>, Vec<_>) =
+        servers.partition(|server| server["node_id"].as_u64() == home);
+    let name = |servers: &[&Value]| servers[0]["node"].as_str().expect("a name").to_owned();
+    (name(&homes), name(&others))
+}
+
 /// What libnbd's Python module does with the disk at `uri`, of 64 MiB.
 const SHELL: &str = r#"
 import errno, os, nbd
@@ -230,7 +242,13 @@ fn clients_of_other_authors_use_a_disk() {
     let used = used_pages(&rack);
     assert!(used <= 12 * 1024 + 16, "{used} pages are used");
 
+    // Slabs move to another server while the disk is served.
     let pointer = disk.pointer().to_owned();
+    let (_, other) = servers(&rack, &pointer);
+    rack.text(&["drain", &other]);
+    succeeds("qemu-io", &["-f", "raw", "-c", "read -P 7 1M 2M", "-c", "write -P 9 1M 2M", uri]);
+    succeeds("qemu-io", &["-f", "raw", "-c", "read -P 9 1M 2M", "-c", "write -P 7 1M 2M", uri]);
+    rack.text(&["undrain", &other]);
     // A disk has one owner; another endpoint asks.
     let (code, words) =
         rack.failure(&["disk", "delete", &pointer, "--as", "c2", "--deadline", "1s"]);
@@ -405,14 +423,8 @@ fn a_memory_server_that_is_killed_fails_its_slabs_until_it_is_back() {
         peer.write(slab << 20, &block(slab + 1)).expect("there is room");
     }
     // The map is on one server, and slabs alternate between both.
-    let servers = rack.json(&["stat"]);
-    let id = |server: &Value| server["node_id"].as_u64().expect("a number");
-    let home = disk.pointer().split(':').nth(2).expect("a node");
-    let home = u64::from_str_radix(home, 16).expect("a number");
-    let servers = servers.as_array().expect("a list");
-    let lost = servers.iter().find(|server| id(server) != home).expect("there are two");
-    let lost = lost["node"].as_str().expect("a name");
-    rack.text(&["rack", "kill", lost]);
+    let (home, lost) = servers(&rack, disk.pointer());
+    rack.text(&["rack", "kill", &lost]);
     let results: Vec<_> = (0..4_u64).map(|slab| peer.read(slab << 20, BLOCK)).collect();
     let failed: Vec<_> = (0..4).filter(|slab| results[*slab] == Err(5)).collect();
     assert!(failed == [0, 2] || failed == [1, 3], "{failed:?}");
@@ -420,7 +432,7 @@ fn a_memory_server_that_is_killed_fails_its_slabs_until_it_is_back() {
         assert_eq!(results[usize::try_from(slab).expect("few")], Ok(block(slab + 1)));
         peer.write((slab << 20) + 8192, &block(9)).expect("its server is there");
     }
-    rack.text(&["rack", "restart", lost, "--keep"]);
+    rack.text(&["rack", "restart", &lost, "--keep"]);
     for slab in 0..4_u64 {
         let mut read = peer.read(slab << 20, BLOCK);
         until("its server is used again", || {
@@ -432,13 +444,11 @@ fn a_memory_server_that_is_killed_fails_its_slabs_until_it_is_back() {
         assert_eq!(read, Ok(block(slab + 1)));
     }
     // The server of the map: nothing can be done without the lease on it, until the server is back.
-    let home = servers.iter().find(|server| id(server) == home).expect("it has the map");
-    let home = home["node"].as_str().expect("a name");
-    rack.text(&["rack", "kill", home]);
+    rack.text(&["rack", "kill", &home]);
     until("the lease has ended", || {
         peer.read(0, BLOCK) == Err(5) && peer.read(1 << 20, BLOCK) == Err(5)
     });
-    rack.text(&["rack", "restart", home, "--keep"]);
+    rack.text(&["rack", "restart", &home, "--keep"]);
     for slab in 0..4_u64 {
         until("the disk is used again", || peer.read(slab << 20, BLOCK) == Ok(block(slab + 1)));
     }
