@@ -11,12 +11,15 @@
 //! 32   bytes of a slab            32   a slab that is to be freed, or zeroes
 //! 40   placement                  48   252 pointers to slabs, or zeroes
 //! 41   1: the disk is deleted
-//! 42   length of the name
-//! 43   name
+//! 42   1: the owner has ended, and nothing of it is in flight
+//! 43   length of the name
+//! 44   for how long an owner may go on, in milliseconds
+//! 48   name
 //! 4092 CRC32C                     4092 CRC32C
 //! ```
 
 use std::net::Ipv6Addr;
+use std::time::Duration;
 
 use bluebridge::Pointer;
 
@@ -34,7 +37,9 @@ const CRC_AT: usize = PAGE_BYTES - 4;
 const FREEING_AT: usize = 32;
 const ENTRIES_AT: usize = 48;
 const POINTER_BYTES: usize = 16;
-const NAME_AT: usize = 43;
+const NAME_AT: usize = 48;
+/// A lease has at most as many milliseconds as UPDATE can say.
+pub(crate) const LEASE_MAX: Duration = Duration::from_millis(u16::MAX as u64);
 
 pub(crate) type Page = [u8; PAGE_BYTES];
 
@@ -76,6 +81,10 @@ pub(crate) struct Properties {
     pub(crate) slab_bytes: u64,
     pub(crate) placement: Placement,
     pub(crate) is_deleted: bool,
+    /// The last owner has ended, and none of its requests is in flight.
+    pub(crate) has_ended: bool,
+    /// For how long an owner whose end is unknown may trust its lease, counted from the next owner's COMMIT.
+    pub(crate) lease: Duration,
     pub(crate) name: Box<str>,
 }
 
@@ -102,9 +111,12 @@ impl Properties {
         put_u64(&mut page, 32, self.slab_bytes);
         page[40] = self.placement.code();
         page[41] = self.is_deleted.into();
+        page[42] = self.has_ended.into();
         let name = self.name.as_bytes();
         let length = name.len().min(NAME_BYTES_MAX);
-        page[42] = u8::try_from(length).unwrap_or(0);
+        page[43] = u8::try_from(length).unwrap_or(0);
+        let lease = self.lease.min(LEASE_MAX).as_nanos().div_ceil(1_000_000);
+        page[44..48].copy_from_slice(&u32::try_from(lease).unwrap_or(u32::MAX).to_be_bytes());
         page[NAME_AT..NAME_AT + length].copy_from_slice(&name[..length]);
         seal(&mut page);
         page
@@ -119,7 +131,9 @@ impl Properties {
         if !is_sealed(page) {
             return Err(MapError::Damaged { page: 0 });
         }
-        let length = usize::from(page[42]);
+        let length = usize::from(page[43]);
+        let mut lease = [0; 4];
+        lease.copy_from_slice(&page[44..48]);
         let name = std::str::from_utf8(&page[NAME_AT..NAME_AT + length]);
         let properties = Self {
             id: get_u64(page, 8),
@@ -128,12 +142,15 @@ impl Properties {
             slab_bytes: get_u64(page, 32),
             placement: Placement::of_code(page[40]).ok_or(MapError::Properties)?,
             is_deleted: page[41] != 0,
+            has_ended: page[42] != 0,
+            lease: Duration::from_millis(u32::from_be_bytes(lease).into()),
             name: name.map_err(|_| MapError::Properties)?.into(),
         };
         let is_possible = properties.size_bytes > 0
             && properties.slab_bytes.is_power_of_two()
             && (SLAB_BYTES_MIN..=SLAB_BYTES_MAX).contains(&properties.slab_bytes)
-            && properties.slab_count() <= super::SLABS_MAX;
+            && properties.slab_count() <= super::SLABS_MAX
+            && properties.lease <= LEASE_MAX;
         if is_possible { Ok(properties) } else { Err(MapError::Properties) }
     }
 }
@@ -247,6 +264,8 @@ mod tests {
             slab_bytes: 16 << 20,
             placement: Placement::Striped,
             is_deleted: false,
+            has_ended: true,
+            lease: Duration::from_millis(4321),
             name: "swap of worker-7".into(),
         }
     }
@@ -273,6 +292,9 @@ mod tests {
             assert_eq!(Properties::decode(&wrong.encode()), Err(MapError::Properties));
         }
         assert_eq!(Properties::decode(&[0; PAGE_BYTES]), Err(MapError::NoDisk));
+        let rounded = Properties { lease: Duration::from_micros(1500), ..self::properties() };
+        let decoded = Properties::decode(&rounded.encode()).expect("it is possible");
+        assert_eq!(decoded.lease, Duration::from_millis(2), "never shorter");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Requests of clients, many at once, on the calling thread.
 
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use bluebridge::{Client, Error, NodeId, Pointer, ReadRequest, Transport, WriteRequest};
@@ -13,6 +13,10 @@ use super::{Disk, Failure, is_of_missing_memory};
 
 /// The most ranges of remote memory that one call of the client library reads or writes.
 pub const PIECES: usize = 128;
+/// The pause after a round in which nothing was done, and how long it becomes.
+const PAUSE: Duration = Duration::from_millis(1);
+/// See [`PAUSE`].
+const PAUSE_MAX: Duration = Duration::from_millis(5);
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -51,6 +55,8 @@ pub struct Task {
     failure: Option<Failure>,
     /// A server that did not respond in this round.
     silent: Option<NodeId>,
+    /// How much of a TRIM or WRITE_ZEROES is done, from its beginning.
+    done: u64,
 }
 
 impl Task {
@@ -66,6 +72,7 @@ impl Task {
             is_hole: false,
             failure: None,
             silent: None,
+            done: 0,
         }
     }
 
@@ -88,6 +95,13 @@ struct Owner {
     piece: Piece,
 }
 
+/// Zeroes that were not written.
+struct Unzeroed {
+    failure: Failure,
+    /// The slab's server has nothing to do with it.
+    is_of_map: bool,
+}
+
 type Reads<'a> = ArrayVec<ReadRequest<'a>, PIECES>;
 type Writes<'a> = ArrayVec<WriteRequest<'a>, PIECES>;
 type Owners = ArrayVec<Owner, PIECES>;
@@ -104,16 +118,31 @@ impl Disk {
         input: &[u8],
         output: &mut [u8],
     ) {
-        let until = Instant::now() + self.deadline;
+        self.execute_until(client, tasks, input, output, Instant::now() + self.deadline);
+    }
+
+    /// [`Self::execute`] until another moment, if that is before the disk's deadline.
+    pub fn execute_until<T: Transport>(
+        &self,
+        client: &mut Client<T>,
+        tasks: &mut [Task],
+        input: &[u8],
+        output: &mut [u8],
+        until: Instant,
+    ) {
+        let until = until.min(Instant::now() + self.deadline);
+        let mut pause = PAUSE;
         loop {
-            let permitted = self.ownership.permit(until);
-            if let Ok(end) = permitted {
-                self.round(client, tasks, input, output, end);
+            let before = progress(tasks);
+            let permitted = self.ownership.enter(until);
+            if let Ok(permit) = &permitted {
+                self.round(client, tasks, input, output, permit.end());
             }
+            let refused = permitted.err();
             let is_over = Instant::now() >= until;
             let mut is_done = true;
             for task in tasks.iter_mut().filter(|task| task.result.is_none()) {
-                let failure = task.failure.take().or(permitted.err());
+                let failure = task.failure.take().or(refused);
                 let silent = task.silent.take();
                 match failure {
                     Some(Failure::Unanswered) if !is_over => is_done = false,
@@ -128,6 +157,13 @@ impl Disk {
             }
             if is_done {
                 return;
+            }
+            if progress(tasks) > before {
+                pause = PAUSE;
+            } else {
+                // What fails at once is not asked for without end.
+                std::thread::sleep(pause.min(until.saturating_duration_since(Instant::now())));
+                pause = (pause * 2).min(PAUSE_MAX);
             }
         }
     }
@@ -299,15 +335,17 @@ impl Disk {
         client.set_deadline(left(until));
         let sent = client.write_many(writes);
         for (request, owner) in writes.drain(..).zip(owners.drain(..)) {
-            self.slabs.leave(owner.piece.slab);
+            // Now the data has arrived, or may have.
+            let Piece { slab, offset, length } = owner.piece;
+            self.slabs.want(slab, offset, length);
+            self.slabs.leave(slab);
             if let Err(error) = sent.clone().and(request.result) {
                 self.settle(tasks, owner, Err(error));
             }
         }
     }
 
-    /// Enters a slab, allocates it if needed, and marks the range as wanted; returns where the range is. On an error the
-    /// slab is left again.
+    /// Enters a slab, and allocates it if needed; returns where the range is. On an error the slab is left again.
     fn begin_writing<T: Transport>(
         &self,
         client: &mut Client<T>,
@@ -320,15 +358,14 @@ impl Disk {
         let begun = self
             .allocated(client, piece.slab, until)
             .and_then(|slab| self.range(client, slab, piece));
-        match begun {
-            Ok(_) => self.slabs.want(piece.slab, piece.offset, piece.length),
-            Err(_) => self.slabs.leave(piece.slab),
+        if begun.is_err() {
+            self.slabs.leave(piece.slab);
         }
         begun
     }
 
     /// The pointer to a piece, if its server is not known to be silent.
-    fn range<T: Transport>(
+    pub(super) fn range<T: Transport>(
         &self,
         client: &mut Client<T>,
         slab: Pointer,
@@ -347,9 +384,7 @@ impl Disk {
                     }
                     // Also a refusal is a response.
                     _ => {
-                        if self.health.responded(slab.node) {
-                            tracing::info!(node = %slab.node, "a memory server responds again");
-                        }
+                        self.note_response(slab.node);
                         Ok(pointer)
                     }
                 }
@@ -377,6 +412,13 @@ impl Disk {
         }
     }
 
+    /// A server responded that did not before.
+    pub(super) fn note_response(&self, node: NodeId) {
+        if self.health.responded(node) {
+            tracing::info!(%node, "a memory server responds again");
+        }
+    }
+
     /// Suspects a server that did not respond until a request's deadline.
     pub(super) fn note_silence(&self, node: NodeId) {
         if self.health.suspect(node, Instant::now()) {
@@ -385,35 +427,26 @@ impl Disk {
     }
 
     fn trim<T: Transport>(&self, client: &mut Client<T>, task: &mut Task, until: Instant) {
-        for piece in self.slabs.pieces(task.offset, task.length.into()) {
-            if self.slabs.pointer(piece.slab).is_none() {
-                continue;
+        for piece in self.rest(task) {
+            if self.slabs.pointer(piece.slab).is_some() {
+                if !self.slabs.enter(piece.slab, until) {
+                    return task.fail(Failure::Unanswered);
+                }
+                let is_unwanted = self.slabs.discard(piece.slab, piece.offset, piece.length);
+                self.slabs.leave(piece.slab);
+                if is_unwanted {
+                    // Trimming is a hint: a slab that cannot be freed now stays.
+                    self.give_up(client, piece.slab, false, until);
+                }
             }
-            if !self.slabs.enter(piece.slab, until) {
-                return task.fail(Failure::Unanswered);
-            }
-            let is_unwanted = self.slabs.discard(piece.slab, piece.offset, piece.length);
-            self.slabs.leave(piece.slab);
-            if is_unwanted {
-                // Trimming is a hint: a slab that cannot be freed now stays.
-                let _ = self.free_if_unwanted(client, piece.slab, until);
-            }
+            task.done += piece.length;
         }
     }
 
-    /// Frees a slab in which nothing is wanted; returns whether it is free.
-    fn free_if_unwanted<T: Transport>(
-        &self,
-        client: &mut Client<T>,
-        slab: usize,
-        until: Instant,
-    ) -> Result<bool, Failure> {
-        if !self.slabs.begin_freeing(slab) {
-            return Ok(false);
-        }
-        let freed = self.free_slab(client, slab, until);
-        self.slabs.end_freeing(slab, freed.is_ok());
-        freed.map(|()| true)
+    /// What is left of a task that is done from its beginning to its end.
+    fn rest(&self, task: &Task) -> impl Iterator<Item = Piece> + use<> {
+        let length = u64::from(task.length).saturating_sub(task.done);
+        self.slabs.pieces(task.offset.saturating_add(task.done), length)
     }
 
     fn zero<T: Transport>(
@@ -423,32 +456,22 @@ impl Disk {
         allocates: bool,
         until: Instant,
     ) {
-        for piece in self.slabs.pieces(task.offset, task.length.into()) {
+        for piece in self.rest(task) {
             if !self.slabs.enter(piece.slab, until) {
                 return task.fail(Failure::Unanswered);
-            }
-            // A whole slab is not zeroed if it can be freed.
-            let is_whole = piece.length == self.slabs.length(piece.slab) && !allocates;
-            if is_whole && self.slabs.pointer(piece.slab).is_some() {
-                self.slabs.discard(piece.slab, piece.offset, piece.length);
-                self.slabs.leave(piece.slab);
-                if self.free_if_unwanted(client, piece.slab, until) == Ok(true) {
-                    continue;
-                }
-                if !self.slabs.enter(piece.slab, until) {
-                    return task.fail(Failure::Unanswered);
-                }
             }
             let zeroed = self.zero_entered(client, piece, allocates, until);
             self.slabs.leave(piece.slab);
             match zeroed {
                 Ok(true) => {
                     // It reads as zeroes, whether or not it can be freed now.
-                    let _ = self.free_if_unwanted(client, piece.slab, until);
+                    self.give_up(client, piece.slab, false, until);
                 }
                 Ok(false) => {}
-                Err(failure) => return self.fail_at(task, piece.slab, failure),
+                Err(Unzeroed { failure, is_of_map: true }) => return task.fail(failure),
+                Err(Unzeroed { failure, .. }) => return self.fail_at(task, piece.slab, failure),
             }
+            task.done += piece.length;
         }
     }
 
@@ -459,23 +482,54 @@ impl Disk {
         piece: Piece,
         allocates: bool,
         until: Instant,
-    ) -> Result<bool, Failure> {
-        if allocates {
-            self.allocated(client, piece.slab, until)?;
+    ) -> Result<bool, Unzeroed> {
+        let Piece { slab, offset, length } = piece;
+        if !allocates {
+            if self.slabs.pointer(slab).is_none() {
+                return Ok(false);
+            }
+            // Before the zeroes arrive: data that arrives after them is marked as wanted then.
+            let is_unwanted = self.slabs.discard(slab, offset, length);
+            // A whole slab is not zeroed if it can be freed.
+            let is_whole = length == self.slabs.length(slab);
+            if is_whole && is_unwanted && self.give_up(client, slab, true, until) {
+                return Ok(false);
+            }
+            let zeroed = self.zero_there(client, piece, until);
+            if zeroed.is_err() {
+                self.slabs.want(slab, offset, length);
+            }
+            return zeroed.map(|()| is_unwanted);
         }
-        let Some(slab) = self.slabs.pointer(piece.slab) else { return Ok(false) };
-        let pointer = self.range(client, slab, piece)?;
-        if allocates {
-            self.slabs.want(piece.slab, piece.offset, piece.length);
-        }
+        let zeroed = self.zero_there(client, piece, until);
+        self.slabs.want(slab, offset, length);
+        zeroed.map(|()| false)
+    }
+
+    /// Zeroes a piece of a slab that is in the table then.
+    fn zero_there<T: Transport>(
+        &self,
+        client: &mut Client<T>,
+        piece: Piece,
+        until: Instant,
+    ) -> Result<(), Unzeroed> {
+        let of_map = |failure| Unzeroed { failure, is_of_map: true };
+        let of_slab = |failure| Unzeroed { failure, is_of_map: false };
+        let slab = self.allocated(client, piece.slab, until).map_err(of_map)?;
+        let pointer = self.range(client, slab, piece).map_err(of_slab)?;
         client.set_deadline(left(until));
         client.zero(pointer, piece.length).map_err(|error| {
             let failure = Failure::of(&error);
             if failure != Failure::Unanswered {
                 self.reported.failure(piece.slab as u64, &error);
             }
-            failure
-        })?;
-        Ok(!allocates && self.slabs.discard(piece.slab, piece.offset, piece.length))
+            of_slab(failure)
+        })
     }
+}
+
+/// How much is done: of a number of tasks, and of those that are not over.
+fn progress(tasks: &[Task]) -> (usize, u64) {
+    let over = tasks.iter().filter(|task| task.result.is_some()).count();
+    (over, tasks.iter().map(|task| task.done).sum())
 }

@@ -59,12 +59,6 @@ impl Health {
         }
     }
 
-    /// Whether a server does not respond, as far as is known.
-    pub(super) fn is_suspect(&self, node: NodeId) -> bool {
-        self.count.load(Ordering::Acquire) > 0
-            && lock(&self.suspects).iter().any(|suspect| suspect.node == node)
-    }
-
     /// Suspects a server; returns whether it was not suspected before.
     pub(super) fn suspect(&self, node: NodeId, now: Instant) -> bool {
         let mut suspects = lock(&self.suspects);

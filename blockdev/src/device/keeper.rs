@@ -7,7 +7,7 @@
 //! The pages of the table have the owner's number too. They are changed under leases of their own, so the map is safe even
 //! from a process that was paused between looking at the clock and sending.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -35,12 +35,38 @@ pub(super) struct Ownership {
     began: Instant,
     /// Nanoseconds after `began`; 0: not now.
     until: AtomicU64,
+    /// Rounds of requests that may be in flight.
+    rounds: AtomicUsize,
     end: OnceLock<DiskError>,
+}
+
+/// Requests may be in flight until its end; it counts them.
+#[derive(Debug)]
+pub(super) struct Permit<'a> {
+    rounds: &'a AtomicUsize,
+    end: Instant,
+}
+
+impl Permit<'_> {
+    pub(super) const fn end(&self) -> Instant {
+        self.end
+    }
+}
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        self.rounds.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Ownership {
     pub(super) fn new() -> Self {
-        Self { began: Instant::now(), until: AtomicU64::new(0), end: OnceLock::new() }
+        Self {
+            began: Instant::now(),
+            until: AtomicU64::new(0),
+            rounds: AtomicUsize::new(0),
+            end: OnceLock::new(),
+        }
     }
 
     pub(super) fn end(&self) -> Option<DiskError> {
@@ -50,36 +76,57 @@ impl Ownership {
     /// Ends for good.
     pub(super) fn finish(&self, reason: DiskError) {
         let _ = self.end.set(reason);
-        self.until.store(0, Ordering::Release);
+        self.pause();
     }
 
     fn extend(&self, now: Instant, left: Duration) {
         if self.end.get().is_none() {
             let until = (now + left).saturating_duration_since(self.began);
-            self.until
-                .store(u64::try_from(until.as_nanos()).unwrap_or(u64::MAX), Ordering::Release);
+            self.until.store(u64::try_from(until.as_nanos()).unwrap_or(u64::MAX), Ordering::SeqCst);
         }
     }
 
     fn pause(&self) {
-        self.until.store(0, Ordering::Release);
+        self.until.store(0, Ordering::SeqCst);
+    }
+
+    /// Whether no request is in flight, and, after a pause, none begins any more.
+    fn is_quiet(&self) -> bool {
+        self.rounds.load(Ordering::SeqCst) == 0
+    }
+
+    /// Permits requests, and counts them: [`Self::permit`].
+    pub(super) fn enter(&self, until: Instant) -> Result<Permit<'_>, Failure> {
+        loop {
+            self.permit(until)?;
+            self.rounds.fetch_add(1, Ordering::SeqCst);
+            let mut permit = Permit { rounds: &self.rounds, end: until };
+            // A pause before the count may have seen no round.
+            if let Some(end) = self.now(Instant::now()) {
+                permit.end = end.min(until);
+                return Ok(permit);
+            }
+        }
+    }
+
+    /// The end of the present permission; `None` if there is none.
+    fn now(&self, now: Instant) -> Option<Instant> {
+        let end = self.began + Duration::from_nanos(self.until.load(Ordering::SeqCst));
+        end.checked_sub(MARGIN).filter(|end| *end > now)
     }
 
     /// Until when a request may be in flight: `until`, or earlier. Waits for the lease if there is none.
     pub(super) fn permit(&self, until: Instant) -> Result<Instant, Failure> {
         loop {
             let now = Instant::now();
-            let end = self.began + Duration::from_nanos(self.until.load(Ordering::Acquire));
-            if let Some(end) = end.checked_sub(MARGIN)
-                && end > now
-            {
-                return Ok(end.min(until));
-            }
             if self.end.get().is_some() {
                 return Err(Failure::Stopped);
             }
             if now >= until {
                 return Err(Failure::Unanswered);
+            }
+            if let Some(end) = self.now(now) {
+                return Ok(end.min(until));
             }
             std::thread::sleep(LOOK);
         }
@@ -166,17 +213,16 @@ fn keep<T: Transport>(client: &mut Client<T>, disk: &Disk, stop: &Stop, lease: D
         let mut page = [0; PAGE_BYTES];
         let mut is_of_another = false;
         match client.update_with(disk.pointer, &mut page, options) {
-            Ok(update) => {
+            Ok(mut update) => {
                 let read = <[u8; PAGE_BYTES]>::try_from(&update[..]);
                 let found = read.ok().map(|page| Properties::decode(&page));
-                let owner = match found {
-                    Some(Ok(properties)) if properties.id == disk.properties.id => properties.owner,
-                    _ => 0,
-                };
-                if owner != disk.properties.owner {
+                let mine = found.and_then(Result::ok).filter(|found| {
+                    found.id == disk.properties.id && found.owner == disk.properties.owner
+                });
+                let Some(properties) = mine else {
                     disk.ownership.finish(DiskError::TakenOver);
                     return;
-                }
+                };
                 if !is_first {
                     tracing::info!("the disk is this process's again");
                 }
@@ -190,6 +236,14 @@ fn keep<T: Transport>(client: &mut Client<T>, disk: &Disk, stop: &Stop, lease: D
                     disk.ownership.extend(now, left);
                     if stop.within(interval) {
                         disk.ownership.pause();
+                        if is_quiet_soon(disk) {
+                            // If that fails, the next owner waits for the lease that this one had.
+                            let ended = Properties { has_ended: true, ..properties };
+                            update.copy_from_slice(&ended.encode());
+                            if let Err(error) = update.commit() {
+                                tracing::debug!(%error, "the disk's map does not say that it is free");
+                            }
+                        }
                         return;
                     }
                 }
@@ -224,6 +278,18 @@ fn keep<T: Transport>(client: &mut Client<T>, disk: &Disk, stop: &Stop, lease: D
     }
 }
 
+/// Waits for a short time until no request is in flight.
+fn is_quiet_soon(disk: &Disk) -> bool {
+    let until = Instant::now() + CALL;
+    while !disk.ownership.is_quiet() {
+        if Instant::now() >= until {
+            return false;
+        }
+        std::thread::sleep(LOOK);
+    }
+    true
+}
+
 /// Whether the table has the number of another owner. Nobody leases it for longer than a change takes.
 fn is_taken_over<T: Transport>(client: &mut Client<T>, disk: &Disk) -> bool {
     let mut page = [0; PAGE_BYTES];
@@ -244,8 +310,14 @@ mod tests {
         ownership.extend(now, Duration::from_secs(2));
         let until = ownership.permit(later).expect("there is a lease");
         assert!(until < now + Duration::from_secs(2), "it ends before the lease");
-        let soon = now + Duration::from_millis(1);
+        let soon = now + Duration::from_secs(1);
         assert_eq!(ownership.permit(soon), Ok(soon));
+        assert_eq!(ownership.permit(now), Err(Failure::Unanswered), "no time is left");
+        assert!(ownership.is_quiet());
+        let permit = ownership.enter(soon).expect("there is a lease");
+        assert_eq!((permit.end(), ownership.is_quiet()), (soon, false));
+        drop(permit);
+        assert!(ownership.is_quiet());
         ownership.extend(now, MARGIN / 2);
         let soon = Instant::now() + Duration::from_millis(10);
         assert_eq!(ownership.permit(soon), Err(Failure::Unanswered), "too little is left");

@@ -22,12 +22,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use bluebridge::{Error, NodeId, Pointer};
+use bluebridge::{Error, NodeId, Pointer, Status};
+use crossbeam_utils::atomic::AtomicCell;
 
 pub use descriptor::MapError;
 pub use execute::{Operation, PIECES, Task};
 pub use keeper::Keeper;
-pub use open::{DiskOptions, OpenOptions};
+pub use open::{Deleted, DiskOptions, OpenOptions};
 
 use descriptor::Properties;
 use health::Health;
@@ -119,7 +120,8 @@ pub enum DiskError {
     Options(String),
     /// Some slabs of a disk that is being deleted could not be freed.
     #[error(
-        "{count} slabs could not be freed ({first}); delete the disk again when their servers respond"
+        "{count} slabs could not be freed ({first}); delete the disk again when their servers respond, or with --force \
+         if they are gone for good"
     )]
     SlabsLeft {
         /// How many.
@@ -159,7 +161,10 @@ impl Failure {
             | Error::OutcomeUnknown { .. }
             | Error::TimedOut { .. }
             | Error::TooManyHops { .. }
-            | Error::Unreachable { .. } => Self::Unanswered,
+            | Error::Unreachable { .. }
+            // Of a change of the map: nothing was written, so it can be done again.
+            | Error::LeaseLost { .. } => Self::Unanswered,
+            Error::Refused { status, .. } if is_passing(*status) => Self::Unanswered,
             Error::Expelled { .. } => Self::Stopped,
             error if is_of_full_server(error) => Self::NoSpace,
             _ => Self::Lost,
@@ -167,9 +172,27 @@ impl Failure {
     }
 }
 
+/// Whether a server, or another one, may accept the same request soon.
+const fn is_passing(status: Status) -> bool {
+    matches!(
+        status,
+        Status::Busy
+            | Status::Moved
+            | Status::NotOwner
+            | Status::NoSession
+            | Status::Expired
+            | Status::BeyondWindow
+            | Status::Incomplete
+            | Status::StaleRangeEpoch
+            | Status::NoAuthority
+            | Status::LeaseLost
+            | Status::Overloaded
+            | Status::ShuttingDown
+    )
+}
+
 /// Whether a server has no room for a slab, so that another one may have some.
 fn is_of_full_server(error: &Error) -> bool {
-    use bluebridge::Status;
     match error {
         Error::Drained { .. } | Error::NoMemoryNode => true,
         Error::Refused { status, .. } => {
@@ -181,7 +204,6 @@ fn is_of_full_server(error: &Error) -> bool {
 
 /// Whether the memory at a pointer does not exist any more.
 fn is_of_missing_memory(error: &Error) -> bool {
-    use bluebridge::Status;
     match error {
         Error::PastEnd { .. } => true,
         Error::Refused { status, .. } => matches!(
@@ -206,6 +228,10 @@ pub struct Disk {
     nodes: Mutex<Vec<NodeId>>,
     /// How long a request may take.
     deadline: Duration,
+    /// The least time for a change of the map, or for freeing a slab.
+    change_time: Duration,
+    /// By page of the table: what it names as to be freed, or may name, unless that is free.
+    freeing: Box<[AtomicCell<Option<Pointer>>]>,
     reported: Reported,
 }
 
@@ -306,6 +332,19 @@ impl Reported {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What a test of one server's refusals would not see: each of them.
+    #[test]
+    fn passing_refusals_are_repeated() {
+        let of = |status| Failure::of(&Error::Refused { status, node: NodeId(1), pointer: None });
+        for status in [Status::ShuttingDown, Status::NoAuthority, Status::Overloaded] {
+            assert_eq!(of(status), Failure::Unanswered, "{status:?}");
+        }
+        for status in [Status::StaleGeneration, Status::NotAllocated, Status::Forbidden] {
+            assert_eq!(of(status), Failure::Lost, "{status:?}");
+        }
+        assert_eq!(of(Status::OutOfMemory), Failure::NoSpace);
+    }
 
     #[test]
     fn placements_have_names_and_codes() {

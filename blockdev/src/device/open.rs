@@ -4,19 +4,22 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bluebridge::{Client, DeleteRequest, Error, NodeId, Pointer, Region, Transport};
+use crossbeam_utils::atomic::AtomicCell;
 
-use super::descriptor::{ENTRIES, PAGE_BYTES, Page, Properties, TablePage};
+use super::descriptor::{ENTRIES, LEASE_MAX, PAGE_BYTES, Page, Properties, TablePage};
 use super::health::Health;
 use super::keeper::{Keeper, Ownership};
 use super::slabs::Slabs;
 use super::{
-    Disk, DiskError, MapError, Placement, Reported, SLAB_BYTES_MAX, SLAB_BYTES_MIN, SLABS_MAX,
-    is_of_missing_memory, lock,
+    Disk, DiskError, Failure, MapError, Placement, Reported, SLAB_BYTES_MAX, SLAB_BYTES_MIN,
+    SLABS_MAX, is_of_missing_memory, lock,
 };
 use crate::nbd::NAME_BYTES_MAX;
 
 /// Slabs that are freed at once.
 const BATCH: usize = 256;
+/// The least time for a change of the map: the outcome of one that is begun too late is unknown.
+const CHANGE_TIME: Duration = Duration::from_millis(200);
 
 /// The properties of a new disk.
 #[derive(Clone, Debug)]
@@ -38,14 +41,19 @@ pub struct DiskOptions {
 pub struct OpenOptions {
     /// How long a request may take.
     pub deadline: Duration,
-    /// How long the disk is still this process's after it was killed. A server grants at most 10 s by default.
+    /// How long this process may go on with the disk without a response of the map's server, 65 s at most. The next
+    /// owner waits for that time if this one was killed. A server grants at most 10 s by default.
     pub lease: Duration,
     /// The live memory servers.
     pub nodes: Vec<NodeId>,
 }
 
 impl DiskOptions {
-    fn check(&self) -> Result<(), DiskError> {
+    /// Checks them, as [`Disk::create`] does.
+    ///
+    /// # Errors
+    /// [`DiskError::Options`].
+    pub fn check(&self) -> Result<(), DiskError> {
         let wrong = |words: String| Err(DiskError::Options(words));
         if self.size_bytes == 0 || !self.size_bytes.is_multiple_of(PAGE_BYTES as u64) {
             return wrong(format!("a disk's size must be a multiple of {PAGE_BYTES} bytes"));
@@ -83,6 +91,8 @@ impl Disk {
             slab_bytes: options.slab_bytes,
             placement: options.placement,
             is_deleted: false,
+            has_ended: true,
+            lease: Duration::ZERO,
             name: options.name.as_str().into(),
         };
         let map = client.create(properties.map_bytes())?;
@@ -106,7 +116,8 @@ impl Disk {
 
     /// Attaches a disk: from now on this process alone serves it, until the keeper is stopped.
     ///
-    /// Waits for the end of another process's lease, for the client's deadline.
+    /// Waits for the end of another process's lease, for the client's deadline. If that process did not give the disk
+    /// up, waits for the length of its lease then: a server that was restarted forgets leases, and their owners do not.
     ///
     /// # Errors
     /// [`DiskError`].
@@ -115,8 +126,10 @@ impl Disk {
         pointer: Pointer,
         options: OpenOptions,
     ) -> Result<(Arc<Self>, Keeper<T>), DiskError> {
-        let properties = take(&mut client, pointer, false)?;
-        let pages = take_table(&mut client, pointer, &properties)?;
+        let taken = take(&mut client, pointer, Some(options.lease))?;
+        let pages = take_table(&mut client, pointer, &taken.properties)?;
+        taken.wait();
+        let properties = declare(&mut client, pointer, taken.properties, options.lease)?;
         let slab = |number: u64| {
             let (page, entry) = place(number);
             pages.get(page).and_then(|page| page.slab(entry))
@@ -130,43 +143,40 @@ impl Disk {
             turn: Mutex::new(()),
             nodes: Mutex::new(Vec::new()),
             deadline: options.deadline,
+            change_time: CHANGE_TIME.min(options.deadline / 2).min(options.lease / 8),
+            freeing: pages.iter().map(|page| AtomicCell::new(page.freeing())).collect(),
             reported: Reported::new(),
             properties,
         });
         lock(&disk.nodes).reserve(256);
         disk.set_nodes(options.nodes.into_iter());
-        for (number, page) in pages.iter().enumerate() {
-            if let Some(slab) = page.freeing() {
-                disk.free_what_is_left(&mut client, number as u64, slab);
+        for (number, page) in disk.freeing.iter().enumerate() {
+            if let Some(slab) = page.load()
+                && free_what_is_left(&mut client, number as u64, slab)
+            {
+                page.store(None);
             }
         }
         let keeper = Keeper::start(client, Arc::clone(&disk), options.lease)?;
         Ok((disk, keeper))
     }
 
-    /// Frees a slab whose predecessor was killed before it freed it, if it is not free yet.
-    fn free_what_is_left<T: Transport>(&self, client: &mut Client<T>, page: u64, slab: Pointer) {
-        match client.delete_pointer(slab) {
-            Ok(_) => {
-                tracing::info!(page, %slab, "freed a slab that an earlier process had given up")
-            }
-            Err(error) if is_of_missing_memory(&error) => {}
-            Err(error) => {
-                tracing::warn!(page, %slab, %error, "a slab that was given up is not free")
-            }
-        }
-    }
-
-    /// Frees a disk that no process serves, with all its slabs; returns how many slabs there were.
+    /// Frees a disk that no process serves, with all its slabs.
+    ///
+    /// With `force`, it is freed although slabs cannot be; the caller gets their pointers, because nobody else has them
+    /// then.
     ///
     /// # Errors
     /// [`DiskError`]; it can be repeated.
     pub fn delete<T: Transport>(
         client: &mut Client<T>,
         pointer: Pointer,
-    ) -> Result<u64, DiskError> {
-        let properties = take(client, pointer, true)?;
-        let pages = take_table(client, pointer, &properties)?;
+        force: bool,
+    ) -> Result<Deleted, DiskError> {
+        let taken = take(client, pointer, None)?;
+        let properties = &taken.properties;
+        let pages = take_table(client, pointer, properties)?;
+        taken.wait();
         let slabs: Vec<_> = (0..properties.slab_count())
             .filter_map(|number| {
                 let (page, entry) = place(number);
@@ -176,31 +186,100 @@ impl Disk {
                 Region::new(slab, length).ok()
             })
             .collect();
-        let mut left = 0;
-        let mut first = None;
-        for batch in slabs.chunks(BATCH) {
-            let mut requests: Vec<_> = batch.iter().map(|slab| DeleteRequest::new(*slab)).collect();
-            client.delete_many(&mut requests)?;
-            for error in requests.into_iter().filter_map(|request| request.result.err()) {
-                // An earlier try, or its server, has freed it.
-                if !is_of_missing_memory(&error) {
-                    left += 1;
-                    first.get_or_insert(error);
-                }
-            }
+        let slab_count = slabs.len() as u64;
+        let mut freed = Freed::default();
+        freed.free(client, &slabs)?;
+        for slab in pages.iter().filter_map(TablePage::freeing) {
+            // Usually it is free.
+            freed.free_given_up(client, slab);
         }
-        for page in &pages {
-            if let Some(slab) = page.freeing() {
-                // Usually it is free.
-                let _ = client.delete_pointer(slab);
-            }
-        }
-        if let Some(first) = first {
-            return Err(DiskError::SlabsLeft { count: left, first });
+        let Freed { left, first, .. } = freed;
+        if let Some(first) = first
+            && !force
+        {
+            return Err(DiskError::SlabsLeft { count: left.len() as u64, first });
         }
         let map = Region::new(pointer, properties.map_bytes()).map_err(Error::from)?;
         client.delete(map)?;
-        Ok(slabs.len() as u64)
+        Ok(Deleted { slab_count, left })
+    }
+}
+
+/// A disk that was deleted.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Deleted {
+    /// How many slabs it had.
+    pub slab_count: u64,
+    /// Those that are still allocated.
+    pub left: Vec<Pointer>,
+}
+
+/// Slabs that are being freed.
+#[derive(Default)]
+struct Freed {
+    left: Vec<Pointer>,
+    /// The first error.
+    first: Option<Error>,
+    /// Servers that did not respond: they are not asked again.
+    silent: Vec<NodeId>,
+}
+
+impl Freed {
+    fn free<T: Transport>(
+        &mut self,
+        client: &mut Client<T>,
+        slabs: &[Region],
+    ) -> Result<(), DiskError> {
+        for batch in slabs.chunks(BATCH) {
+            let is_skipped = |slab: &Region| self.silent.contains(&slab.base().node);
+            let (skipped, asked): (Vec<_>, Vec<_>) = batch.iter().copied().partition(is_skipped);
+            self.left.extend(skipped.into_iter().map(Region::base));
+            let mut requests: Vec<_> = asked.into_iter().map(DeleteRequest::new).collect();
+            client.delete_many(&mut requests)?;
+            for request in requests {
+                self.note(request.region.base(), request.result);
+            }
+        }
+        Ok(())
+    }
+
+    fn free_given_up<T: Transport>(&mut self, client: &mut Client<T>, slab: Pointer) {
+        if self.silent.contains(&slab.node) {
+            self.left.push(slab);
+        } else {
+            let result = client.delete_pointer(slab).map(drop);
+            self.note(slab, result);
+        }
+    }
+
+    fn note(&mut self, slab: Pointer, result: Result<(), Error>) {
+        match result {
+            Ok(()) => {}
+            // An earlier try, or its server, has freed it.
+            Err(error) if is_of_missing_memory(&error) => {}
+            Err(error) => {
+                if Failure::of(&error) == Failure::Unanswered {
+                    self.silent.push(slab.node);
+                }
+                self.left.push(slab);
+                self.first.get_or_insert(error);
+            }
+        }
+    }
+}
+
+/// Frees a slab whose owner ended before it freed it, if it is not free yet; returns whether it is.
+fn free_what_is_left<T: Transport>(client: &mut Client<T>, page: u64, slab: Pointer) -> bool {
+    match client.delete_pointer(slab) {
+        Ok(_) => {
+            tracing::info!(page, %slab, "freed a slab that an earlier process had given up");
+            true
+        }
+        Err(error) if is_of_missing_memory(&error) => true,
+        Err(error) => {
+            tracing::warn!(page, %slab, %error, "a slab that was given up is not free");
+            false
+        }
     }
 }
 
@@ -215,21 +294,46 @@ pub(super) fn table_pointer(map: Pointer, page: u64) -> Result<Pointer, Error> {
     Ok(map.checked_add((1 + page) * PAGE_BYTES as u64)?)
 }
 
-/// Makes the caller the owner: counts the owner's number up.
+/// The disk is the caller's, but for what an earlier owner still has in flight.
+struct Taken {
+    properties: Properties,
+    /// When the earlier owner has certainly stopped.
+    from: Instant,
+}
+
+impl Taken {
+    /// Waits until the earlier owner has stopped: it may still trust its lease.
+    fn wait(&self) {
+        let time = self.from.saturating_duration_since(Instant::now());
+        if !time.is_zero() {
+            tracing::info!(
+                ?time,
+                "the disk's earlier owner did not give it up; waiting for its lease"
+            );
+            std::thread::sleep(time);
+        }
+    }
+}
+
+/// Makes the caller the owner: counts the owner's number up. It has a `lease`, or deletes the disk.
 fn take<T: Transport>(
     client: &mut Client<T>,
     pointer: Pointer,
-    deletes: bool,
-) -> Result<Properties, DiskError> {
+    lease: Option<Duration>,
+) -> Result<Taken, DiskError> {
     let mut page: Page = [0; PAGE_BYTES];
     let mut update = client.update(pointer, &mut page).map_err(|error| match error {
         Error::Busy { owner, remaining_ms, .. } => DiskError::InUse { owner, remaining_ms },
         error => error.into(),
     })?;
-    let properties = Properties::decode(&copied(&update)).and_then(|properties| {
-        if properties.is_deleted && !deletes { Err(MapError::Deleted) } else { Ok(properties) }
+    let earlier = Properties::decode(&copied(&update)).and_then(|properties| {
+        if properties.is_deleted && lease.is_some() {
+            Err(MapError::Deleted)
+        } else {
+            Ok(properties)
+        }
     });
-    let properties = match properties {
+    let earlier = match earlier {
         Ok(properties) => properties,
         Err(error) => {
             // Its lease would end by itself.
@@ -237,7 +341,39 @@ fn take<T: Transport>(
             return Err(error.into());
         }
     };
-    let properties = Properties { owner: properties.owner + 1, is_deleted: deletes, ..properties };
+    let waits = if earlier.has_ended { Duration::ZERO } else { earlier.lease };
+    let properties = Properties {
+        owner: earlier.owner + 1,
+        is_deleted: lease.is_none(),
+        has_ended: lease.is_none() && earlier.has_ended,
+        // If this process ends now, the next one waits for whoever has longer.
+        lease: waits.max(lease.unwrap_or_default()),
+        ..earlier
+    };
+    update.copy_from_slice(&properties.encode());
+    update.commit()?;
+    Ok(Taken { properties, from: Instant::now() + waits })
+}
+
+/// Says for how long the next owner must wait, now that the earlier owner has stopped.
+fn declare<T: Transport>(
+    client: &mut Client<T>,
+    pointer: Pointer,
+    properties: Properties,
+    lease: Duration,
+) -> Result<Properties, DiskError> {
+    let lease = lease.min(LEASE_MAX);
+    if properties.lease == lease {
+        return Ok(properties);
+    }
+    let mut page: Page = [0; PAGE_BYTES];
+    let mut update = client.update(pointer, &mut page)?;
+    let found = Properties::decode(&copied(&update))?;
+    if (found.id, found.owner) != (properties.id, properties.owner) {
+        let _ = update.abort();
+        return Err(DiskError::TakenOver);
+    }
+    let properties = Properties { lease, ..properties };
     update.copy_from_slice(&properties.encode());
     update.commit()?;
     Ok(properties)

@@ -1,6 +1,6 @@
 //! Which slab is where, and which pages of it hold data that is still wanted.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bluebridge::Pointer;
@@ -27,6 +27,8 @@ pub(super) struct Slabs {
 #[derive(Debug, Default)]
 struct Slab {
     pointer: AtomicCell<Option<Pointer>>,
+    /// Whether the table still has the pointer is unknown.
+    unsettled: AtomicBool,
     /// Requests that change it, and [`FREEING`].
     users: AtomicU32,
     unwanted_count: AtomicU32,
@@ -75,6 +77,17 @@ impl Slabs {
     pub(super) fn set_pointer(&self, slab: usize, pointer: Option<Pointer>) {
         if let Some(slab) = self.slabs.get(slab) {
             slab.pointer.store(pointer);
+        }
+    }
+
+    /// Whether the table may have no entry for a slab that is allocated.
+    pub(super) fn is_unsettled(&self, slab: usize) -> bool {
+        self.slabs.get(slab).is_some_and(|slab| slab.unsettled.load(Ordering::Acquire))
+    }
+
+    pub(super) fn set_unsettled(&self, slab: usize, unsettled: bool) {
+        if let Some(slab) = self.slabs.get(slab) {
+            slab.unsettled.store(unsettled, Ordering::Release);
         }
     }
 
@@ -134,26 +147,45 @@ impl Slabs {
     /// Begins to free a slab, unless a request changes it or something in it is wanted. Until [`Self::end_freeing`] no
     /// request can change it.
     pub(super) fn begin_freeing(&self, index: usize) -> bool {
+        self.begin_freeing_of(index, 0)
+    }
+
+    /// [`Self::begin_freeing`] by the only one that has entered the slab, who stays in it.
+    pub(super) fn begin_freeing_entered(&self, index: usize) -> bool {
+        self.begin_freeing_of(index, 1)
+    }
+
+    fn begin_freeing_of(&self, index: usize, users: u32) -> bool {
         let Some(slab) = self.slabs.get(index) else { return false };
-        let begun = slab.users.compare_exchange(0, FREEING, Ordering::AcqRel, Ordering::Relaxed);
+        let begun =
+            slab.users.compare_exchange(users, FREEING, Ordering::AcqRel, Ordering::Relaxed);
         if begun.is_err() {
             return false;
         }
         let is_unwanted =
             u64::from(slab.unwanted_count.load(Ordering::Acquire)) == self.page_count(index);
         if !is_unwanted {
-            slab.users.store(0, Ordering::Release);
+            slab.users.store(users, Ordering::Release);
         }
         is_unwanted
     }
 
     /// Ends freeing; a slab that was freed has no marks.
     pub(super) fn end_freeing(&self, index: usize, is_freed: bool) {
+        self.end_freeing_of(index, is_freed, 0);
+    }
+
+    /// The end of [`Self::begin_freeing_entered`].
+    pub(super) fn end_freeing_entered(&self, index: usize, is_freed: bool) {
+        self.end_freeing_of(index, is_freed, 1);
+    }
+
+    fn end_freeing_of(&self, index: usize, is_freed: bool, users: u32) {
         if is_freed {
             self.mark(index, 0, self.length(index), false);
         }
         if let Some(slab) = self.slabs.get(index) {
-            slab.users.store(0, Ordering::Release);
+            slab.users.store(users, Ordering::Release);
         }
     }
 
@@ -173,7 +205,8 @@ impl Slabs {
         u64::from(count) == self.page_count(slab)
     }
 
-    /// Marks all pages of a range as wanted. The slab must have been entered.
+    /// Marks all pages of a range as wanted. The slab must have been entered, and the data must have arrived: then a
+    /// page that holds data is never marked as unwanted, in whatever order requests for it are executed.
     pub(super) fn want(&self, slab: usize, offset: u64, length: u64) {
         let marked = self.slabs.get(slab).map_or(0, |it| it.unwanted_count.load(Ordering::Acquire));
         if marked > 0 {
@@ -228,6 +261,8 @@ mod tests {
             slab_bytes: MIB,
             placement: Placement::Linear,
             is_deleted: false,
+            has_ended: true,
+            lease: Duration::ZERO,
             name: "".into(),
         };
         let count = usize::try_from(properties.slab_count()).expect("few");
@@ -253,6 +288,28 @@ mod tests {
         assert!(slabs.enter(0, soon()));
         slabs.leave(0);
         assert!(!slabs.begin_freeing(0), "nothing was discarded since");
+    }
+
+    #[test]
+    fn the_only_user_of_a_slab_may_free_it() {
+        let slabs = slabs(2 * MIB);
+        assert!(slabs.enter(0, soon()) && slabs.enter(0, soon()));
+        assert!(slabs.discard(0, 0, MIB));
+        assert!(!slabs.begin_freeing_entered(0), "there is another user");
+        slabs.leave(0);
+        assert!(slabs.begin_freeing_entered(0));
+        assert!(!slabs.enter(0, soon()), "others wait");
+        slabs.end_freeing_entered(0, false);
+        assert!(!slabs.begin_freeing(0), "the only user is still there");
+        slabs.want(0, 5, 1);
+        assert!(!slabs.begin_freeing_entered(0), "a page is wanted");
+        slabs.leave(0);
+        assert!(!slabs.begin_freeing(0));
+        assert!(slabs.enter(0, soon()) && slabs.discard(0, 0, MIB));
+        assert!(slabs.begin_freeing_entered(0));
+        slabs.end_freeing_entered(0, true);
+        assert!(!slabs.begin_freeing_entered(0), "the marks are gone");
+        slabs.leave(0);
     }
 
     #[test]

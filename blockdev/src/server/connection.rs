@@ -2,13 +2,14 @@
 //! sends their replies.
 
 use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use bluebridge::{Client, Transport};
 use bluebridge_transport::{Polled, Spin};
 
+use super::Stop;
 use super::socket::{Ready, Socket, await_readable, await_writable};
 use crate::device::{Disk, Failure, Operation, Task};
 use crate::nbd::{
@@ -44,10 +45,21 @@ pub(super) enum Closed {
     Deaf,
     #[error("the client chose no export within {NEGOTIATION_DEADLINE:?}")]
     Slow,
+    #[error("the server stopped, and the client did not take all its replies")]
+    Stopped,
     #[error("the connection failed: {0}")]
     Socket(#[from] io::Error),
     #[error(transparent)]
     Violation(#[from] Violation),
+}
+
+impl Closed {
+    /// Whether a client just went away, as some do instead of saying so.
+    pub(super) fn is_of_client(&self) -> bool {
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
+        let Self::Socket(error) = self else { return false };
+        matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset)
+    }
 }
 
 /// The memory of one thread, for one connection after the other.
@@ -124,14 +136,18 @@ pub(super) fn serve<T: Transport>(
     socket: Socket,
     export: &Export,
     buffers: &mut Buffers,
-    stop: &OwnedFd,
+    stop: &Stop,
 ) -> Result<End, Closed> {
-    let mut line = Line { socket, stop, spin: Spin::learned(), is_stopping: false };
+    let mut line = Line { socket, stop, spin: Spin::learned(), left: None };
     let mut arrived = Arrived::default();
     let Some(rules) = negotiate(&mut line, export, &mut buffers.input, &mut arrived)? else {
-        return Ok(if line.is_stopping { End::Stopped } else { End::Client });
+        return Ok(if line.is_stopping() { End::Stopped } else { End::Client });
     };
     loop {
+        line.look_at_stop()?;
+        if line.is_late() {
+            return Err(Closed::Stopped);
+        }
         buffers.batch.clear();
         let is_last = collect(
             &rules,
@@ -142,15 +158,21 @@ pub(super) fn serve<T: Transport>(
         )?;
         if !buffers.batch.is_empty() {
             let Batch { tasks, .. } = &mut buffers.batch;
-            disk.execute(client, tasks, &buffers.input, &mut buffers.output);
-            reply(&mut line.socket, &rules, &buffers.batch, &mut buffers.heads, &buffers.output)?;
+            match stop.until.get() {
+                Some(until) => {
+                    let (input, output) = (&buffers.input, &mut buffers.output);
+                    disk.execute_until(client, tasks, input, output, *until);
+                }
+                None => disk.execute(client, tasks, &buffers.input, &mut buffers.output),
+            }
+            reply(&mut line, &rules, &buffers.batch, &mut buffers.heads, &buffers.output)?;
         }
         if is_last {
             return Ok(End::Client);
         }
         if buffers.batch.is_empty() {
             // What had arrived before the stop was answered.
-            if line.is_stopping {
+            if line.left == Some(0) {
                 return Ok(End::Stopped);
             }
             if !line.fill(&mut buffers.input, &mut arrived, None)? {
@@ -171,6 +193,10 @@ fn negotiate(
     let mut output = Vec::with_capacity(4096);
     let mut negotiation = Negotiation::begin(export, &mut output);
     loop {
+        line.look_at_stop()?;
+        if Instant::now() >= until {
+            return Err(Closed::Slow);
+        }
         let progress = match input.get(arrived.from..arrived.until) {
             Some(bytes) => negotiation.advance(bytes, &mut output)?,
             None => Progress::NeedsMore,
@@ -186,10 +212,10 @@ fn negotiate(
             }
             Progress::Ended | Progress::NeedsMore => None,
         };
-        send(&mut line.socket, &mut [IoSlice::new(&output)])?;
+        line.send(&mut [IoSlice::new(&output)])?;
         output.clear();
         let is_over = chosen.is_some() || matches!(progress, Progress::Ended);
-        if is_over || line.is_stopping {
+        if is_over || line.is_stopping() {
             return Ok(chosen);
         }
         if !line.fill(input, arrived, Some(until))? {
@@ -259,7 +285,7 @@ fn collect(
 
 /// Sends the replies of a batch.
 fn reply(
-    socket: &mut Socket,
+    line: &mut Line<'_>,
     rules: &Transmission,
     batch: &Batch,
     heads: &mut Vec<ReplyHead>,
@@ -297,7 +323,7 @@ fn reply(
             slices.push(IoSlice::new(bytes));
         }
     }
-    send(socket, &mut slices)
+    line.send(&mut slices)
 }
 
 const fn errno(failure: Failure) -> Errno {
@@ -308,34 +334,63 @@ const fn errno(failure: Failure) -> Errno {
     }
 }
 
-/// Sends all bytes, also while the server stops: they are replies to what was done.
-fn send(socket: &mut Socket, mut bytes: &mut [IoSlice<'_>]) -> Result<(), Closed> {
-    // Empty slices are not sent.
-    IoSlice::advance_slices(&mut bytes, 0);
-    while !bytes.is_empty() {
-        match socket.send(bytes)? {
-            Some(0) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
-            Some(count) => IoSlice::advance_slices(&mut bytes, count),
-            None => {
-                if await_writable(socket.as_fd(), SEND_DEADLINE)? == Ready::TimedOut {
-                    return Err(Closed::Deaf);
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
 /// A socket, and how it is waited for.
 struct Line<'a> {
     socket: Socket,
-    stop: &'a OwnedFd,
+    stop: &'a Stop,
     spin: Spin,
-    /// The server stops: nothing is waited for any more.
-    is_stopping: bool,
+    /// Once the server stops: the bytes that had arrived then and were not taken. Nothing is waited for any more.
+    left: Option<usize>,
 }
 
 impl Line<'_> {
+    const fn is_stopping(&self) -> bool {
+        self.left.is_some()
+    }
+
+    /// Sees that the server stops.
+    fn look_at_stop(&mut self) -> io::Result<()> {
+        if self.left.is_none() && self.stop.until.get().is_some() {
+            self.left = Some(self.socket.arrived()?);
+        }
+        Ok(())
+    }
+
+    /// Whether the server has stopped for too long.
+    fn is_late(&self) -> bool {
+        self.stop.until.get().is_some_and(|until| Instant::now() >= *until)
+    }
+
+    /// Sends all bytes, also while the server stops: they are replies to what was done.
+    fn send(&mut self, mut bytes: &mut [IoSlice<'_>]) -> Result<(), Closed> {
+        // Empty slices are not sent.
+        IoSlice::advance_slices(&mut bytes, 0);
+        while !bytes.is_empty() {
+            match self.socket.send(bytes)? {
+                Some(0) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
+                Some(count) => IoSlice::advance_slices(&mut bytes, count),
+                None => self.await_room()?,
+            }
+            if self.is_late() && !bytes.is_empty() {
+                return Err(Closed::Stopped);
+            }
+        }
+        Ok(())
+    }
+
+    fn await_room(&self) -> Result<(), Closed> {
+        let (socket, stop) = (self.socket.as_fd(), self.stop);
+        let (event, timeout) = match stop.until.get() {
+            None => (Some(stop.event.as_fd()), SEND_DEADLINE),
+            Some(until) => (None, until.saturating_duration_since(Instant::now())),
+        };
+        match await_writable(socket, event, timeout)? {
+            Ready::TimedOut if event.is_none() => Err(Closed::Stopped),
+            Ready::TimedOut => Err(Closed::Deaf),
+            Ready::Yes | Ready::Stop => Ok(()),
+        }
+    }
+
     /// Waits for bytes and takes them; returns whether the connection goes on. It also returns if the server stops.
     fn fill(
         &mut self,
@@ -353,18 +408,26 @@ impl Line<'_> {
             return Err(io::Error::from(io::ErrorKind::InvalidData).into());
         };
         loop {
+            // What arrives after the stop is not taken.
+            let limit = self.left.map_or(room.len(), |left| left.min(room.len()));
+            let Some(room) = room.get_mut(..limit).filter(|room| !room.is_empty()) else {
+                return Ok(true);
+            };
             if let Some(count) = self.poll(room)? {
                 arrived.until += count;
+                self.left = self.left.map(|left| left.saturating_sub(count));
                 return Ok(count > 0);
             }
-            if self.is_stopping {
+            if self.is_stopping() {
+                // There is nothing, whatever was said.
+                self.left = Some(0);
                 return Ok(true);
             }
             let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
-            match await_readable(self.socket.as_fd(), self.stop.as_fd(), timeout)? {
+            match await_readable(self.socket.as_fd(), self.stop.event.as_fd(), timeout)? {
                 Ready::Yes => {}
                 // Once more, for what has arrived.
-                Ready::Stop => self.is_stopping = true,
+                Ready::Stop => self.look_at_stop()?,
                 Ready::TimedOut => return Err(Closed::Slow),
             }
         }
@@ -382,7 +445,7 @@ impl Line<'_> {
                 self.spin.note(budget, Polled::Found(polled));
                 return Ok(received);
             }
-            if polled >= budget || self.is_stopping {
+            if polled >= budget || self.is_stopping() {
                 self.spin.note(budget, Polled::Nothing);
                 return Ok(None);
             }

@@ -9,9 +9,9 @@ mod socket;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bluebridge::{Client, Transport};
 use rustix::event::{EventfdFlags, eventfd};
@@ -28,10 +28,35 @@ use socket::Ready;
 /// The pause after a connection could not be accepted, for example because the process has too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// How long a server that stops goes on with what has arrived, whatever its clients do.
+pub const STOP_DEADLINE: Duration = Duration::from_secs(4);
+
+/// The order to stop.
+#[derive(Debug)]
+struct Stop {
+    /// Readable from then on, for threads that wait.
+    event: OwnedFd,
+    /// When everything must have ended, for threads that do not.
+    until: OnceLock<Instant>,
+}
+
+impl Stop {
+    fn new() -> io::Result<Self> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { event, until: OnceLock::new() })
+    }
+
+    fn set(&self) {
+        let _ = self.until.set(Instant::now() + STOP_DEADLINE);
+        // It stays readable, for all threads.
+        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+    }
+}
+
 /// Threads that serve a disk.
 #[derive(Debug)]
 pub struct Server {
-    stop: Arc<OwnedFd>,
+    stop: Arc<Stop>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -47,7 +72,7 @@ impl Server {
         export: Export,
     ) -> io::Result<Self> {
         listener.set_nonblocking()?;
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let stop = Arc::new(Stop::new()?);
         let (listener, export) = (Arc::new(listener), Arc::new(export));
         let mut server = Self { stop, threads: Vec::with_capacity(clients.len()) };
         for (number, mut client) in clients.into_iter().enumerate() {
@@ -68,14 +93,14 @@ impl Server {
         Ok(server)
     }
 
-    /// Ends all connections: requests that have arrived are answered first.
+    /// Ends all connections: requests that have arrived are answered first, and no others are taken. Clients cannot make
+    /// that longer than [`STOP_DEADLINE`].
     pub fn stop(mut self) {
         self.join();
     }
 
     fn join(&mut self) {
-        // It stays readable, for all threads.
-        let _ = rustix::io::write(self.stop.as_fd(), &1_u64.to_ne_bytes());
+        self.stop.set();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
@@ -95,10 +120,10 @@ fn accept<T: Transport>(
     listener: &Listener,
     export: &Export,
     buffers: &mut Buffers,
-    stop: &OwnedFd,
+    stop: &Stop,
 ) {
     loop {
-        match socket::await_readable(listener.as_fd(), stop.as_fd(), None) {
+        match socket::await_readable(listener.as_fd(), stop.event.as_fd(), None) {
             Ok(Ready::Yes) => {}
             Ok(Ready::Stop) => return,
             Ok(Ready::TimedOut) => continue,
@@ -122,6 +147,9 @@ fn accept<T: Transport>(
         match connection::serve(disk, client, socket, export, buffers, stop) {
             Ok(End::Client) => tracing::info!("a client has disconnected"),
             Ok(End::Stopped) => return,
+            Err(error) if error.is_of_client() => {
+                tracing::info!(%error, "a client has disconnected")
+            }
             Err(error) => tracing::warn!(%error, "a connection was closed"),
         }
     }

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
+use arrayvec::ArrayVec;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Where clients connect.
@@ -82,6 +83,12 @@ impl Socket {
         some_unless_blocked(received)
     }
 
+    /// How many bytes have arrived.
+    pub(super) fn arrived(&self) -> io::Result<usize> {
+        let bytes = rustix::io::ioctl_fionread(self)?;
+        Ok(usize::try_from(bytes).unwrap_or(usize::MAX))
+    }
+
     /// Sends a part of the bytes; `None` if nothing fits.
     pub(super) fn send(&mut self, bytes: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
         let sent = match self {
@@ -134,9 +141,16 @@ pub(super) fn await_readable(
     wait(&mut waiting, timeout)
 }
 
-/// Waits until something can be sent.
-pub(super) fn await_writable(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<Ready> {
-    wait(&mut [PollFd::from_borrowed_fd(socket, PollFlags::OUT)], Some(timeout))
+/// Waits until something can be sent, or until the event to stop, if there is one.
+pub(super) fn await_writable(
+    socket: BorrowedFd<'_>,
+    stop: Option<BorrowedFd<'_>>,
+    timeout: Duration,
+) -> io::Result<Ready> {
+    let mut waiting = ArrayVec::<PollFd<'_>, 2>::new();
+    waiting.push(PollFd::from_borrowed_fd(socket, PollFlags::OUT));
+    waiting.extend(stop.map(|stop| PollFd::from_borrowed_fd(stop, PollFlags::IN)));
+    wait(&mut waiting, Some(timeout))
 }
 
 /// The first is the socket, the second, if there is one, the event to stop.

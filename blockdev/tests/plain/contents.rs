@@ -135,7 +135,7 @@ fn a_disk_is_its_model_also_after_it_was_attached_again() {
             check_all(&disk, &mut client, &mut model);
             drop(keeper);
         }
-        Disk::delete(&mut client, pointer).expect("nobody serves it");
+        Disk::delete(&mut client, pointer, false).expect("nobody serves it");
         prop_assert_eq!(world.used_pages(), [0; 3]);
         Ok(())
     });
@@ -202,7 +202,7 @@ fn placements_use_the_servers_as_they_say() {
         let neighbours = order.windows(2).filter(|pair| pair[0] == pair[1]).count();
         assert_eq!(neighbours, if placement == Placement::Linear { 5 } else { 0 }, "{order:?}");
         drop(keeper);
-        Disk::delete(&mut client, pointer).expect("nobody serves it");
+        Disk::delete(&mut client, pointer, false).expect("nobody serves it");
     }
 }
 

@@ -7,6 +7,7 @@ mod no_allocation;
 mod owners;
 mod silence;
 mod talk;
+mod unknown;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -16,6 +17,7 @@ use bluebridge::{Client, EndpointConfig, MemoryNode, NodeId, Pointer, Service};
 use bluebridge_blockdev::device::{
     Disk, DiskError, DiskOptions, Failure, Keeper, OpenOptions, Operation, Placement, Task,
 };
+use bluebridge_transport::Transport;
 use bluebridge_transport::memory::MemoryTransport;
 use rack::{LocalRack, SPACE};
 
@@ -99,9 +101,9 @@ fn length(bytes: usize) -> u32 {
 }
 
 /// Executes one request; returns the bytes of a READ.
-fn single(
+fn single<T: Transport>(
     disk: &Disk,
-    client: &mut LocalClient,
+    client: &mut Client<T>,
     operation: Operation,
     offset: u64,
     length: u32,
@@ -113,16 +115,21 @@ fn single(
     tasks[0].result.expect("it has ended").map(|()| output)
 }
 
-fn read(
+fn read<T: Transport>(
     disk: &Disk,
-    client: &mut LocalClient,
+    client: &mut Client<T>,
     offset: u64,
     bytes: u32,
 ) -> Result<Vec<u8>, Failure> {
     single(disk, client, Operation::Read, offset, bytes)
 }
 
-fn write(disk: &Disk, client: &mut LocalClient, offset: u64, bytes: &[u8]) -> Result<(), Failure> {
+fn write<T: Transport>(
+    disk: &Disk,
+    client: &mut Client<T>,
+    offset: u64,
+    bytes: &[u8],
+) -> Result<(), Failure> {
     let mut tasks = [Task::new(Operation::Write, offset, length(bytes.len()), 0..bytes.len())];
     disk.execute(client, &mut tasks, bytes, &mut []);
     tasks[0].result.expect("it has ended")

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 
 use bluebridge_transport::{
     Capabilities, Counters, Incoming, Outgoing, Polled, ReceiveError, Timestamp, TransmitError,
-    Transport, Wait,
+    Wait,
 };
 
 use super::*;

@@ -1,5 +1,7 @@
 //! One process serves a disk.
 
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
 use bluebridge_blockdev::device::MapError;
 
 use super::*;
@@ -14,7 +16,7 @@ fn a_disk_in_use_cannot_be_attached_or_deleted() {
 
     let mut other = world.owner();
     other.set_deadline(Duration::from_millis(300));
-    let error = Disk::delete(&mut other, pointer).expect_err("it is served");
+    let error = Disk::delete(&mut other, pointer, false).expect_err("it is served");
     assert!(matches!(error, DiskError::InUse { .. }), "{error}");
     let error =
         Disk::attach(other, pointer, world.open_options()).map(drop).expect_err("it is served");
@@ -22,9 +24,66 @@ fn a_disk_in_use_cannot_be_attached_or_deleted() {
     write(&disk, &mut client, 4, b" still").expect("nothing has changed");
 
     drop(keeper);
+    assert!(has_ended(&mut client, pointer), "the next owner need not wait");
     assert_eq!(read(&disk, &mut client, 0, 4), Err(Failure::Unanswered), "it was given up");
-    let (again, _keeper) = world.attach(pointer);
+    let (again, keeper) = world.attach(pointer);
     assert_eq!(read(&again, &mut client, 0, 10), Ok(b"mine still".to_vec()));
+    drop(keeper);
+    assert!(has_ended(&mut client, pointer));
+}
+
+/// Whether the map says that its owner has ended and has nothing in flight.
+fn has_ended(client: &mut LocalClient, pointer: Pointer) -> bool {
+    let mut page = [0; 4096];
+    client.read(pointer, &mut page).expect("nobody leases it");
+    page[42] == 1
+}
+
+/// A server that is restarted with its memory forgets leases; here a newer incarnation of the owner's node ends them.
+#[test]
+fn the_next_owner_waits_for_a_lease_that_its_server_forgot() {
+    let world = World::new(1, 16 << 20);
+    let pointer = world.create(4 * MIB, Placement::Linear);
+    let options = |lease| OpenOptions {
+        lease: Duration::from_millis(lease),
+        deadline: Duration::from_millis(300),
+        ..world.open_options()
+    };
+    let node = NodeId(NEXT_CLIENT.fetch_add(1, Ordering::Relaxed));
+    let first = Client::open(world.config(node), world.rack.attach(node));
+    // Nothing renews its lease.
+    let (disk, _keeper) = Disk::attach(first, pointer, options(1500)).expect("nobody has it");
+    write(&disk, &mut world.client(), 0, b"zeroth").expect("there is room");
+    let (mut carriers, _service) = world.rack.attach_endpoint(node, 1);
+    let config = EndpointConfig { incarnation: 2, ..world.config(node) };
+    let mut newer = Client::open(config, carriers.pop().expect("one"));
+    newer.stat(NodeId(1)).expect("it responds");
+
+    let (is_second, count) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut client = world.client();
+            loop {
+                let was_second = is_second.load(Ordering::SeqCst);
+                match write(&disk, &mut client, 0, b"first") {
+                    Ok(()) => {
+                        assert!(!was_second, "two owners at a time");
+                        count.fetch_add(1, Ordering::SeqCst);
+                    }
+                    Err(_) if was_second => break,
+                    Err(_) => {}
+                }
+            }
+        });
+        let before = count.load(Ordering::SeqCst);
+        let attached = Disk::attach(world.owner(), pointer, options(400));
+        is_second.store(true, Ordering::SeqCst);
+        let (second, _keeper) = attached.expect("its server has forgotten the lease");
+        assert!(count.load(Ordering::SeqCst) > before, "the first one went on meanwhile");
+        let mut client = world.client();
+        write(&second, &mut client, 0, b"other").expect("it is the owner");
+        assert_eq!(read(&second, &mut client, 0, 6), Ok(b"otherh".to_vec()));
+    });
 }
 
 /// The first owner has no service that renews its lease, as if it were cut off.

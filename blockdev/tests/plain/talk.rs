@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use bluebridge_blockdev::nbd::Export;
-use bluebridge_blockdev::server::{Listener, Server};
+use bluebridge_blockdev::server::{Listener, SEND_DEADLINE, Server};
 use bluebridge_testkit::Scratch;
 
 use super::*;
@@ -174,4 +174,39 @@ fn a_server_that_stops_answers_what_has_arrived() {
     assert!(busy.is_closed() && idle.is_closed());
     let mut client = served.world.client();
     assert_eq!(read(&served.disk, &mut client, 39 * 4096, 4096), Ok(vec![7; 4096]));
+}
+
+/// Neither a client that always has requests in flight keeps a server from stopping, nor one that takes no replies.
+#[test]
+fn a_server_stops_whatever_its_clients_do() {
+    let mut served = Served::start(2);
+    let mut busy = served.connect();
+    let mut deaf = served.connect();
+    deaf.0.set_write_timeout(Some(Duration::from_millis(300))).expect("a socket");
+    // More replies than fit into the socket.
+    for number in 0..40 {
+        if deaf.0.write_all(&request(0, number, 0, 1 << 20)).is_err() {
+            break;
+        }
+    }
+    let replies = Arc::new(AtomicU16::new(0));
+    let counted = Arc::clone(&replies);
+    let thread = std::thread::spawn(move || {
+        let requests: Vec<u8> = (0..16).flat_map(|number| request(0, number, 0, 512)).collect();
+        busy.send(&requests);
+        let mut reply = vec![0; 16 + 512];
+        // One for each that was answered.
+        while busy.0.read_exact(&mut reply).is_ok() {
+            counted.fetch_add(1, Ordering::SeqCst);
+            if busy.0.write_all(&request(0, 1, 0, 512)).is_err() {
+                break;
+            }
+        }
+    });
+    bluebridge_testkit::until("requests are answered", || replies.load(Ordering::SeqCst) > 16);
+    let began = std::time::Instant::now();
+    served.server.take().expect("it runs").stop();
+    assert!(began.elapsed() < SEND_DEADLINE / 2, "{:?}", began.elapsed());
+    thread.join().expect("its connection was closed");
+    drop(deaf);
 }

@@ -30,6 +30,10 @@ const PAYLOAD_BYTES_MAX: u32 = 4 << 20;
 /// How often the list of servers is renewed, and how often it is checked that the disk is still this process's.
 const LOOK: Duration = Duration::from_millis(250);
 
+/// What is missing without --size and --attach.
+const NEITHER: &str =
+    "say which disk: --size SIZE makes one, and --attach POINTER serves one that exists";
+
 /// Serve remote memory as a disk, over NBD, in the foreground.
 ///
 /// A new disk needs --size; --attach serves one that exists. Memory is allocated in slabs when they are first written,
@@ -63,7 +67,7 @@ enum Lock {
 #[derive(Debug, Args)]
 struct Serve {
     /// Make a disk of this size, such as 4G
-    #[arg(long, required_unless_present = "attach")]
+    #[arg(long)]
     size: Option<ByteSize>,
     /// Serve the disk that this pointer names
     #[arg(long, value_name = "POINTER", conflicts_with_all = ["size", "slab", "placement"])]
@@ -97,7 +101,8 @@ struct Serve {
     /// Lock this process's memory, which a disk to swap to needs
     #[arg(long, value_enum, value_name = "yes|no", default_value = "yes")]
     lock: Lock,
-    /// How long no other process can attach the disk after this one was killed, 100ms to 10s
+    /// How long this process may go on without a response of the map's server, 100ms to 10s: after it was killed, the
+    /// next one waits for up to twice that time
     #[arg(long, value_name = "TIME", default_value = "4s")]
     lease: Deadline,
     #[command(flatten)]
@@ -129,6 +134,17 @@ fn serve(options: &Serve, global: Global) -> anyhow::Result<Exit> {
     if !(Duration::from_millis(100)..=Duration::from_secs(10)).contains(&options.lease.0) {
         return Err(UsageError("--lease must be 100ms to 10s".to_owned()).into());
     }
+    if options.size.is_none() && options.attach.is_none() {
+        return Err(UsageError(NEITHER.to_owned()).into());
+    }
+    if options.export.as_ref().is_some_and(|name| name.len() > NAME_BYTES_MAX) {
+        let words = format!("the name of an export can have {NAME_BYTES_MAX} bytes");
+        return Err(UsageError(words).into());
+    }
+    let properties = properties(options)?;
+    if let Some(properties) = &properties {
+        properties.check()?;
+    }
     let place = Place::of(options.socket.as_deref(), options.listen, options.expose)?;
     let session = options.member.join_as_owner(None)?;
     let cancel = interrupt::watch().context("cannot watch for signals")?;
@@ -136,16 +152,21 @@ fn serve(options: &Serve, global: Global) -> anyhow::Result<Exit> {
     let mut listening = place.listen()?;
     if options.lock == Lock::Yes {
         lock_memory()?;
-        if let Err(error) = mark_as_io_thread() {
+        if let Err(error) = mark_as_io_thread()
+            // Other machines, which may swap to it, come this way.
+            && options.listen.is_some()
+            && !options.read_only
+        {
             tracing::warn!(%error, "not marked as a process that frees memory, which needs CAP_SYS_RESOURCE");
         }
     }
     let mut client = session.client;
     // For the list of servers: the keeper has the first client.
     let mut watcher = client.try_clone()?;
-    let pointer = match options.attach {
-        Some(pointer) => pointer,
-        None => make(options, &mut client)?,
+    let pointer = match (options.attach, &properties) {
+        (Some(pointer), _) => pointer,
+        (None, Some(properties)) => Disk::create(&mut client, properties)?,
+        (None, None) => return Err(UsageError(NEITHER.to_owned()).into()),
     };
     let served = match start(options, client, &watcher, pointer, &mut listening, global) {
         Err(error) if options.attach.is_none() => {
@@ -164,16 +185,16 @@ fn serve(options: &Serve, global: Global) -> anyhow::Result<Exit> {
     ended.map(|()| Exit::Ok)
 }
 
-fn make(options: &Serve, client: &mut Client<UdpTransport>) -> anyhow::Result<Pointer> {
-    let size = options.size.ok_or_else(|| UsageError("--size is missing".to_owned()))?;
-    let properties = DiskOptions {
+/// The properties of the disk that is to be made, if one is.
+fn properties(options: &Serve) -> anyhow::Result<Option<DiskOptions>> {
+    let Some(size) = options.size else { return Ok(None) };
+    Ok(Some(DiskOptions {
         size_bytes: size.0,
         slab_bytes: options.slab.0,
         placement: options.placement,
         name: options.export.clone().unwrap_or_else(|| "disk".to_owned()),
         id: OsRng.try_next_u64().context("the system gives no random numbers")?,
-    };
-    Ok(Disk::create(client, &properties)?)
+    }))
 }
 
 fn start(
@@ -198,10 +219,6 @@ fn start(
         is_read_only: options.read_only,
         payload_bytes_max: PAYLOAD_BYTES_MAX,
     };
-    if export.name.len() > NAME_BYTES_MAX {
-        let words = format!("the name of an export can have {NAME_BYTES_MAX} bytes");
-        return Err(UsageError(words).into());
-    }
     let name = export.name.clone();
     let listener = listening.take().context("the socket is used once")?;
     let server =
@@ -216,7 +233,7 @@ fn deleted_again(
     pointer: Pointer,
     error: anyhow::Error,
 ) -> anyhow::Error {
-    match Disk::delete(client, pointer) {
+    match Disk::delete(client, pointer, false) {
         Ok(_) => error,
         Err(why) => {
             let words = format!(
@@ -256,13 +273,14 @@ fn print(
     }
     let size = ByteSize(disk.size_bytes());
     let (kernel, place) = (listening.nbd_client(name), listening.option());
+    let member = options.member.chosen();
     output::delivered(&format!(
         "The disk {pointer} of {size} is served as {uri}\n\
          look at it:     nbdinfo '{uri}'\n\
          copy to it:     qemu-img convert -n -O raw IMAGE '{uri}'\n\
          use it:         {kernel}\n\
-         serve it again: bluebridge disk --attach {pointer} {place}\n\
-         free it:        bluebridge disk delete {pointer}\n\
+         serve it again: bluebridge disk --attach {pointer} {place}{member}\n\
+         free it:        bluebridge disk delete {pointer}{member}\n\
          Do not swap to it on this machine.\n"
     ))
 }

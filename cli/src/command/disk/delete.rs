@@ -1,7 +1,7 @@
 //! `bluebridge disk delete`: frees a disk.
 
 use bluebridge::Pointer;
-use bluebridge_blockdev::device::Disk;
+use bluebridge_blockdev::device::{Deleted, Disk};
 use clap::Args;
 use serde_json::json;
 
@@ -15,17 +15,30 @@ use crate::output;
 pub(super) struct Delete {
     /// The pointer that `disk` printed
     pointer: Pointer,
+    /// Free what can be freed, and the map, although servers of slabs are gone; the slabs that are left are printed
+    #[arg(long)]
+    force: bool,
     #[command(flatten)]
     member: Member,
 }
 
 pub(super) fn run(options: &Delete, global: Global) -> anyhow::Result<Exit> {
     let mut session = options.member.join()?;
-    let deleted = Disk::delete(&mut session.client, options.pointer);
+    let deleted = Disk::delete(&mut session.client, options.pointer, options.force);
     session.leave();
-    let slabs = deleted?;
+    let Deleted { slab_count, left } = deleted?;
+    let left: Vec<_> = left.iter().map(Pointer::to_string).collect();
     if global.json {
-        output::json(&json!({ "pointer": options.pointer.to_string(), "slab_count": slabs }))?;
+        output::json(&json!({
+            "pointer": options.pointer.to_string(),
+            "slab_count": slab_count,
+            "left": left,
+        }))?;
+    } else if !left.is_empty() {
+        let (count, slabs) = (left.len(), left.join("\n"));
+        output::delivered(&format!(
+            "The disk is deleted. {count} slabs are still allocated, because their servers did not free them:\n{slabs}\n"
+        ))?;
     }
     Ok(Exit::Ok)
 }

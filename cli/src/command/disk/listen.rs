@@ -40,7 +40,10 @@ impl Place {
         expose: bool,
     ) -> Result<Self, UsageError> {
         match (socket, listen) {
-            (Some(path), _) => Ok(Self::Socket(path.to_owned())),
+            // Absolute: who is told where it is may be elsewhere.
+            (Some(path), _) => {
+                Ok(Self::Socket(std::path::absolute(path).unwrap_or_else(|_| path.to_owned())))
+            }
             (None, Some(address)) if expose || is_inside(address.ip()) => Ok(Self::Tcp(address)),
             (None, Some(address)) => Err(UsageError(format!(
                 "every host that reaches {address} could read and write the disk; use an address of loopback or of the \
@@ -207,6 +210,8 @@ mod tests {
             assert!(!of(outside, false) && of(outside, true), "{outside}");
         }
         assert!(Place::of(None, None, false).is_err());
+        let place = Place::of(Some(Path::new("here")), None, false).expect("a socket");
+        assert!(matches!(place, Place::Socket(path) if path.is_absolute()));
     }
 
     #[test]

@@ -281,8 +281,12 @@ fn clients_of_other_authors_use_a_disk() {
         "{words}"
     );
 
+    let (code, words) = rack.failure(&["disk", "--listen", "[::1]:0"]);
+    assert_eq!(code, Some(2), "{words}");
+    assert!(words.contains("--size") && words.contains("--attach"), "{words}");
     let deleted = rack.json(&["disk", "delete", &pointer]);
     assert_eq!(deleted["slab_count"], 12);
+    assert_eq!(deleted["left"], Value::Array(Vec::new()));
     assert_eq!(used_pages(&rack), 0);
     let (code, words) = rack.failure(&["disk", "delete", &pointer]);
     assert_eq!(code, Some(3), "{words}");

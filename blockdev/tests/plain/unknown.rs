@@ -1,0 +1,184 @@
+//! Changes whose outcome is unknown.
+
+use std::sync::atomic::AtomicBool;
+
+use bluebridge_transport::{
+    Capabilities, Counters, Incoming, Outgoing, Polled, ReceiveError, Timestamp, TransmitError,
+    Wait,
+};
+use bluebridge_wire::{Command, WireCommand};
+
+use super::*;
+
+/// What a carrier of [`Deaf`] does.
+#[derive(Default)]
+struct Ear {
+    /// Which requests get no response: the code of a command, or 0.
+    command: AtomicU16,
+    is_deaf: AtomicBool,
+}
+
+impl Ear {
+    /// From the next request of this command on, nothing is received.
+    fn deafen(&self, command: Command) {
+        self.command.store(command.code().into(), Ordering::SeqCst);
+    }
+
+    /// Ends that; returns whether there was such a request.
+    fn open(&self) -> bool {
+        self.command.store(0, Ordering::SeqCst);
+        self.is_deaf.swap(false, Ordering::SeqCst)
+    }
+}
+
+/// A carrier that loses responses.
+struct Deaf(MemoryTransport, Arc<Ear>);
+
+impl Transport for Deaf {
+    fn capabilities(&self) -> &Capabilities {
+        self.0.capabilities()
+    }
+
+    fn counters(&self) -> Counters {
+        self.0.counters()
+    }
+
+    fn local_port(&self) -> u16 {
+        self.0.local_port()
+    }
+
+    fn now(&self) -> Timestamp {
+        self.0.now()
+    }
+
+    fn received_at(&self) -> Timestamp {
+        self.0.received_at()
+    }
+
+    fn polled(&self) -> Polled {
+        self.0.polled()
+    }
+
+    fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError> {
+        let command = self.1.command.load(Ordering::SeqCst);
+        let is_it = |one: &Outgoing<'_>| {
+            let code = WireCommand::from_bits(one.destination.octets()[6]).command();
+            code.is_some_and(|code| u16::from(code.code()) == command)
+        };
+        if command != 0 && batch.iter().any(is_it) {
+            self.1.is_deaf.store(true, Ordering::SeqCst);
+        }
+        self.0.transmit(batch)
+    }
+
+    fn receive(&mut self, wait: Wait) -> Result<usize, ReceiveError> {
+        let count = self.0.receive(wait)?;
+        Ok(if self.1.is_deaf.load(Ordering::SeqCst) { 0 } else { count })
+    }
+
+    fn incoming(&self, index: usize) -> Incoming<'_> {
+        self.0.incoming(index)
+    }
+}
+
+fn client(world: &World) -> (Client<Deaf>, Arc<Ear>) {
+    let node = NodeId(NEXT_CLIENT.fetch_add(1, Ordering::Relaxed));
+    let ear = Arc::<Ear>::default();
+    let carrier = Deaf(world.rack.attach(node), Arc::clone(&ear));
+    (Client::open(world.config(node), carrier), ear)
+}
+
+fn options(world: &World) -> OpenOptions {
+    OpenOptions { deadline: Duration::from_millis(600), ..world.open_options() }
+}
+
+const SLAB: u32 = 1 << 20;
+
+/// The table may have no entry for the slab, and the next process frees what the table has not.
+#[test]
+fn what_is_written_after_a_slab_was_perhaps_freed_is_kept() {
+    let world = World::new(1, 32 << 20);
+    let pointer = world.create(4 * MIB, Placement::Linear);
+    let (disk, keeper) =
+        Disk::attach(world.owner(), pointer, options(&world)).expect("nobody has it");
+    let (mut client, ear) = client(&world);
+    for slab in 0..4 {
+        write(&disk, &mut client, slab * MIB, b"before").expect("there is room");
+    }
+    let zeroes = Operation::Zero { allocates: false };
+    for (slab, operation) in [(0, Operation::Trim), (1, zeroes), (2, Operation::Trim)] {
+        ear.deafen(Command::Commit);
+        // A TRIM is a hint.
+        let done = single(&disk, &mut client, operation, slab * MIB, SLAB).map(drop);
+        assert!(operation != Operation::Trim || done == Ok(()), "{done:?}");
+        assert!(ear.open(), "the table was to be changed");
+        assert_eq!(disk.allocated_slabs(), 4, "whether it has fewer is unknown");
+        match operation {
+            Operation::Trim if slab == 2 => {
+                // Freed after all, in the way of another one.
+                single(&disk, &mut client, Operation::Trim, 3 * MIB, SLAB).expect("a hint");
+                assert_eq!(disk.allocated_slabs(), 2);
+                write(&disk, &mut client, slab * MIB + 8192, b"after").expect("a new slab");
+            }
+            Operation::Trim => {
+                write(&disk, &mut client, slab * MIB + 8192, b"after").expect("the slab is there");
+            }
+            _ => {
+                single(&disk, &mut client, zeroes, slab * MIB, 4096).expect("zeroes");
+                write(&disk, &mut client, slab * MIB + 8192, b"after").expect("the slab is there");
+                assert_eq!(read(&disk, &mut client, slab * MIB, 6), Ok(vec![0; 6]));
+            }
+        }
+    }
+    drop(keeper);
+    let (again, keeper) = world.attach(pointer);
+    for slab in 0..3 {
+        let found = read(&again, &mut client, slab * MIB + 8192, 5);
+        assert_eq!(found, Ok(b"after".to_vec()), "slab {slab}");
+    }
+    drop(keeper);
+    Disk::delete(&mut client, pointer, false).expect("nobody serves it");
+    assert_eq!(world.used_pages(), [0]);
+}
+
+/// A slab whose allocation is unknown is neither lost nor allocated again.
+#[test]
+fn a_slab_that_was_perhaps_added_is_used_by_the_next_write() {
+    let world = World::new(1, 32 << 20);
+    let pointer = world.create(4 * MIB, Placement::Linear);
+    let (disk, keeper) =
+        Disk::attach(world.owner(), pointer, options(&world)).expect("nobody has it");
+    let (mut client, ear) = client(&world);
+    ear.deafen(Command::Commit);
+    assert_eq!(write(&disk, &mut client, 0, b"lost"), Err(Failure::Unanswered));
+    assert!(ear.open());
+    let used = world.used_pages();
+    write(&disk, &mut client, 0, b"kept").expect("the slab is there");
+    assert_eq!(world.used_pages(), used);
+    drop(keeper);
+    let (again, keeper) = world.attach(pointer);
+    assert_eq!(read(&again, &mut client, 0, 4), Ok(b"kept".to_vec()));
+    drop(keeper);
+    Disk::delete(&mut client, pointer, false).expect("nobody serves it");
+    assert_eq!(world.used_pages(), [0]);
+}
+
+#[test]
+fn zeroes_that_were_not_acknowledged_make_nothing_unwanted() {
+    let world = World::new(1, 32 << 20);
+    let pointer = world.create(2 * MIB, Placement::Linear);
+    let (disk, _keeper) =
+        Disk::attach(world.owner(), pointer, options(&world)).expect("nobody has it");
+    let (mut client, ear) = client(&world);
+    write(&disk, &mut client, 0, b"kept").expect("there is room");
+    ear.deafen(Command::Update);
+    let zeroes = Operation::Zero { allocates: false };
+    assert!(single(&disk, &mut client, zeroes, 0, SLAB).is_err());
+    assert!(ear.open(), "the slab was to be freed");
+    // They may have been, so it holds anything. The lease whose response was lost ends by itself.
+    bluebridge_testkit::until("the table can be changed", || {
+        read(&disk, &mut client, 0, 4).is_ok() && write(&disk, &mut client, MIB, b"more") == Ok(())
+    });
+    single(&disk, &mut client, Operation::Trim, MIB / 2, SLAB / 2).expect("a hint");
+    assert_eq!(disk.allocated_slabs(), 2, "its other half is wanted");
+}
