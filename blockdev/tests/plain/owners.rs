@@ -46,7 +46,7 @@ fn the_next_owner_waits_for_a_lease_that_its_server_forgot() {
     let pointer = world.create(4 * MIB, Placement::Linear);
     let options = |lease| OpenOptions {
         lease: Duration::from_millis(lease),
-        deadline: Duration::from_millis(300),
+        deadline: Duration::from_secs(1),
         ..world.open_options()
     };
     let node = NodeId(NEXT_CLIENT.fetch_add(1, Ordering::Relaxed));
