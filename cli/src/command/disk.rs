@@ -128,6 +128,7 @@ struct Served {
     disk: Arc<Disk>,
     keeper: Keeper<UdpTransport>,
     server: Server,
+    cancel: Cancel,
 }
 
 fn serve(options: &Serve, global: Global) -> anyhow::Result<Exit> {
@@ -147,7 +148,8 @@ fn serve(options: &Serve, global: Global) -> anyhow::Result<Exit> {
     }
     let place = Place::of(options.socket.as_deref(), options.listen, options.expose)?;
     let session = options.member.join_as_owner(None)?;
-    let cancel = interrupt::watch().context("cannot watch for signals")?;
+    // An attach may wait for a long time, and nothing is lost if a signal ends the process meanwhile.
+    let cancel = options.attach.is_none().then(watch).transpose()?;
     // In the rack's namespace, if it is for a rack.
     let mut listening = place.listen()?;
     if options.lock == Lock::Yes {
@@ -168,14 +170,14 @@ fn serve(options: &Serve, global: Global) -> anyhow::Result<Exit> {
         (None, Some(properties)) => Disk::create(&mut client, properties)?,
         (None, None) => return Err(UsageError(NEITHER.to_owned()).into()),
     };
-    let served = match start(options, client, &watcher, pointer, &mut listening, global) {
+    let served = match start(options, client, &watcher, pointer, &mut listening, cancel, global) {
         Err(error) if options.attach.is_none() => {
             return Err(deleted_again(&mut watcher, pointer, error));
         }
         served => served?,
     };
     readiness::report_ready();
-    let ended = until_end(&served.disk, &watcher, &cancel);
+    let ended = until_end(&served.disk, &watcher, &served.cancel);
     served.server.stop();
     if let Some(client) = served.keeper.stop() {
         // Its sessions would expire anyway.
@@ -203,6 +205,7 @@ fn start(
     watcher: &Client<UdpTransport>,
     pointer: Pointer,
     listening: &mut Listening,
+    cancel: Option<Cancel>,
     global: Global,
 ) -> anyhow::Result<Served> {
     let clients: Result<Vec<_>, _> = (0..options.connections).map(|_| client.try_clone()).collect();
@@ -212,6 +215,7 @@ fn start(
         nodes: nodes(watcher),
     };
     let (disk, keeper) = Disk::attach(client, pointer, open)?;
+    let cancel = cancel.map_or_else(watch, Ok)?;
     let export = Export {
         name: options.export.as_deref().unwrap_or_else(|| disk.name()).into(),
         description: format!("remote memory at {pointer}").into(),
@@ -224,7 +228,12 @@ fn start(
     let server =
         Server::start(&disk, clients?, listener, export).context("cannot serve connections")?;
     print(options, &disk, &name, listening, global)?;
-    Ok(Served { disk, keeper, server })
+    Ok(Served { disk, keeper, server, cancel })
+}
+
+/// Watches for signals.
+fn watch() -> anyhow::Result<Cancel> {
+    interrupt::watch().context("cannot watch for signals")
 }
 
 /// Frees a disk whose pointer nobody knows.
