@@ -3,6 +3,12 @@
 //! The kernel counts how long a thread ran, and how long it was ready to run while others did (`/proc/PID/schedstat`,
 //! Linux `Documentation/scheduler/sched-stats.rst`). A thread that waits for much of this time shares its processor with
 //! others that have work, also if these poll and give way to it, so that each of its waits is short.
+//!
+//! A thread also waits on a machine with nothing else to do: the kernel lets a thread that is woken run where the one runs
+//! that wakes it, so a giver and a taker that rest between bursts share a processor while others are idle. So it also counts
+//! what others do at all.
+
+mod others;
 
 #[cfg(test)]
 mod tests;
@@ -11,6 +17,8 @@ use core::time::Duration;
 use std::{fs::File, os::unix::fs::FileExt};
 
 use bluebridge_protocol::Timestamp;
+
+use self::others::Others;
 
 /// The times of the thread that opens it.
 const PATH: &str = "/proc/thread-self/schedstat";
@@ -47,10 +55,17 @@ pub(crate) struct Contention {
     read_at: Timestamp,
     last: Times,
     lately: Times,
+    others: Others,
     is_contended: bool,
 }
 
 impl Contention {
+    /// One that has just found out that others want the processor.
+    #[cfg(test)]
+    pub(crate) fn of_a_busy_processor(now: Timestamp) -> Self {
+        Self { is_begun: true, read_at: now, is_contended: true, ..Self::default() }
+    }
+
     /// Whether others want the thread's processor. Where the kernel does not count it, nobody seems to.
     pub(crate) fn is_contended(&mut self, now: Timestamp) -> bool {
         let since = now.saturating_since(self.read_at);
@@ -62,6 +77,7 @@ impl Contention {
             self.begin(now);
         } else if since >= INTERVAL {
             self.read_at = now;
+            self.others.look(now);
             if let Some(times) = self.read() {
                 self.note(times);
             }
@@ -73,6 +89,7 @@ impl Contention {
         self.read_at = now;
         self.last = self.read().unwrap_or_default();
         (self.lately, self.is_contended) = (Times::default(), false);
+        self.others.begin(now);
     }
 
     fn read(&self) -> Option<Times> {
@@ -93,8 +110,8 @@ impl Contention {
         let ready = self.lately.ran.saturating_add(self.lately.waited);
         if u128::from(ready) >= ENOUGH.as_nanos() {
             let (part, whole) = SHARE;
-            self.is_contended =
-                self.lately.waited.saturating_mul(whole) > ready.saturating_mul(part);
+            let waits = self.lately.waited.saturating_mul(whole) > ready.saturating_mul(part);
+            self.is_contended = waits && self.others.have_work();
         }
     }
 }

@@ -290,7 +290,7 @@ fn observe(membership: &Membership, server: &Server) {
     let caller = membership.caller();
     let bell: Bell = Arc::new(move |news| match news {
         News::FreePages => caller.hurry(),
-        News::Ended | News::Generations => caller.call(),
+        News::Ended | News::Generations | News::Taken => caller.call(),
     });
     server.tell(&bell);
 }

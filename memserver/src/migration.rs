@@ -3,13 +3,14 @@
 //! The giver's part is the responder's. The taker's is a [`Taker`] with a requester of its own, whose replies come through
 //! the shard's carrier. The serving loop drives both between the requests of clients.
 
+use core::time::Duration;
 use std::{ops::Range, sync::mpsc::SyncSender};
 
 use arrayvec::ArrayVec;
 use bluebridge_protocol::{
     Timestamp,
     requester::{self, Buffers, Requester, SealedRequest},
-    responder::{Adopted, AllowError, Allowance, FreeLines, Responder},
+    responder::{Adopted, AllowError, Allowance, Event, FreeLines, Responder},
     store::PageStore,
     taker::{self, Progress, Row, Taker},
 };
@@ -29,6 +30,10 @@ const BATCH: usize = 32;
 
 /// The most migrations to which a shard is the taker at once.
 const TAKINGS_MAX: usize = 64;
+
+/// How long after a line was taken from here, or a reply arrived with one, the next such datagram is expected soon. Longer
+/// gaps are those of a giver that is gone, of a lease that is waited for, or of rests.
+const SOON: Duration = Duration::from_millis(1);
 
 /// What the controller orders. All may be repeated.
 #[derive(Clone, Debug)]
@@ -177,20 +182,47 @@ struct Taking {
     taker: Taker,
     requester: Requester,
     selector: u32,
+    /// Whether it has come to its end.
+    is_over: bool,
 }
 
-/// The migrations to which one shard is the taker.
+/// The migrations to which one shard is the taker, and when others took lines of it.
 pub(crate) struct Migrations {
     identity: Identity,
     takings: Vec<Taking>,
     contention: Contention,
     /// Requesters so far.
     count: u32,
+    /// Lines that were taken from this shard.
+    given: u64,
+    /// When the last one was, or when a reply with a line to take arrived, if that was lately.
+    moved_at: Option<Timestamp>,
 }
 
 impl Migrations {
     pub(crate) fn new(identity: Identity) -> Self {
-        Self { identity, takings: Vec::new(), contention: Contention::default(), count: 0 }
+        let contention = Contention::default();
+        Self { identity, takings: Vec::new(), contention, count: 0, given: 0, moved_at: None }
+    }
+
+    /// Whether lines are on their way from here or to here, and nobody else wants the processor. Then the next request or
+    /// reply comes soon, and if this thread slept, whoever sends it would have to wake it, often on the same processor.
+    pub(crate) fn is_hurried(
+        &mut self,
+        responder: &Responder,
+        now: impl FnOnce() -> Timestamp,
+    ) -> bool {
+        let given = responder.counters().event(Event::LineTaken);
+        let is_news = core::mem::replace(&mut self.given, given) != given;
+        if self.moved_at.is_none() && !is_news {
+            return false;
+        }
+        let now = now();
+        if is_news {
+            self.moved_at = Some(now);
+        }
+        self.moved_at = self.moved_at.filter(|at| now.saturating_since(*at) < SOON);
+        self.moved_at.is_some() && !self.contention.is_contended(now)
     }
 
     /// Whether the shard takes no lines.
@@ -336,7 +368,8 @@ impl Migrations {
             ..requester::Config::new(order.space, node, order.incarnation, seed)
         };
         let taker = make(order, node, self.count)?;
-        self.takings.push(Taking { taker, requester: Requester::new(config), selector });
+        let requester = Requester::new(config);
+        self.takings.push(Taking { taker, requester, selector, is_over: false });
         Ok(self.takings.last_mut().expect("it was pushed a moment ago"))
     }
 
@@ -375,10 +408,11 @@ impl Migrations {
             self.takings.iter_mut().find(|taking| taking.selector == selector)
         {
             requester.handle_datagram(now, datagram, taker);
+            self.moved_at = Some(now);
         }
     }
 
-    /// Goes on with what is due, and sends requests.
+    /// Goes on with what is due, and sends requests. Returns how many migrations have come to their end.
     ///
     /// # Errors
     /// [`TransmitError::Socket`]: the carrier failed for good.
@@ -387,9 +421,10 @@ impl Migrations {
         now: Timestamp,
         (transport, responder): (&mut T, &mut Responder),
         store: &mut S,
-    ) -> Result<(), TransmitError> {
+    ) -> Result<u64, TransmitError> {
         let is_contended = self.contention.is_contended(now);
-        for Taking { taker, requester, .. } in &mut self.takings {
+        let mut over = 0;
+        for Taking { taker, requester, is_over, .. } in &mut self.takings {
             taker.set_contended(is_contended);
             requester.handle_timeout(now);
             while let Some(completion) = requester.poll_completion() {
@@ -397,8 +432,10 @@ impl Migrations {
             }
             taker.poll(now, (&mut *requester, &mut *responder), store);
             send_all(now, transport, requester, taker)?;
+            over += u64::from(taker.is_over() && !*is_over);
+            *is_over = taker.is_over();
         }
-        Ok(())
+        Ok(over)
     }
 
     /// When [`Self::drive`] is to be called again, if nothing arrives before.
@@ -550,7 +587,31 @@ pub(crate) const fn selector_of(address: &Fields) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use bluebridge_protocol::responder::Config;
+
     use super::*;
+
+    #[test]
+    fn a_shard_is_in_a_hurry_for_a_while_after_each_line_that_moved() {
+        let (space, node) = (Space(1), NodeId(1));
+        let responder = Responder::new(&Config::new(space, node, 1, 5)).expect("it is valid");
+        let identity = Identity { node, incarnation: 1, shard: 0, piece_bytes: 4096, seed: 1 };
+        let mut migrations = Migrations::new(identity);
+        let no_clock = || unreachable!("the clock is read for each wait of a server");
+        assert!(!migrations.is_hurried(&responder, no_clock));
+        let at = |us| Timestamp::ZERO + Duration::from_micros(us);
+        // As if lines had been taken since the last look.
+        migrations.given = 7;
+        assert!(migrations.is_hurried(&responder, || at(5000)));
+        assert!(migrations.is_hurried(&responder, || at(5999)));
+        assert!(!migrations.is_hurried(&responder, || at(6000)));
+        assert!(!migrations.is_hurried(&responder, no_clock));
+        // As if a reply had arrived.
+        migrations.moved_at = Some(at(7000));
+        assert!(migrations.is_hurried(&responder, || at(7100)));
+        migrations.contention = Contention::of_a_busy_processor(at(7200));
+        assert!(!migrations.is_hurried(&responder, || at(7200)), "others want the processor");
+    }
 
     #[test]
     fn what_was_given_is_not_served() {

@@ -46,6 +46,10 @@ const ORDERLY_BATCH: usize = 16;
 /// A batch of at least this many datagrams suggests that more wait in the carrier.
 const FULL_BATCH: usize = 32;
 
+/// How long a shard polls while lines move and nobody else wants its processor: longer than the other server is busy with
+/// the lines that are on their way.
+const MOVING_SPIN: Duration = Duration::from_micros(300);
+
 /// The most batches that are received in one round.
 const DRAIN_LIMIT: usize = 16;
 
@@ -273,7 +277,7 @@ impl<T: Transport, S: Store> Shard<T, S> {
             for order in control.orders.try_iter() {
                 self.execute(order, &control.statistics);
             }
-            self.migrate()?;
+            self.migrate(&control.statistics)?;
             self.free(&control.statistics)?;
             let is_surveying = self.survey(&control.statistics);
             let count = if self.backlog.is_empty() && !is_surveying {
@@ -292,13 +296,15 @@ impl<T: Transport, S: Store> Shard<T, S> {
     }
 
     /// Goes on with the lines that it takes.
-    fn migrate(&mut self) -> Result<(), ServeError> {
+    fn migrate(&mut self, statistics: &ShardStatistics) -> Result<(), ServeError> {
         if self.migrations.is_idle() {
             return Ok(());
         }
         let now = self.transport.now();
         let Self { transport, responder, store, migrations, .. } = self;
-        migrations.drive(now, (transport, responder), store).map_err(ServeError::Transmit)
+        let driven = migrations.drive(now, (transport, responder), store);
+        statistics.add_takings_over(driven.map_err(ServeError::Transmit)?);
+        Ok(())
     }
 
     /// Goes on with the allocations that it frees.
@@ -331,21 +337,37 @@ impl<T: Transport, S: Store> Shard<T, S> {
         ends_at: Option<Timestamp>,
         control: &ShardControl,
     ) -> Result<usize, ServeError> {
-        let spin = self.spin.next();
-        let count = self.transport.receive(Wait::polling(spin))?;
-        self.spin.note(spin, self.transport.polled());
+        let count = self.poll(ends_at)?;
         if count > 0 || self.store.tidy(TIDY_PAGES) > 0 {
             return Ok(count);
         }
         // What follows from an order, or from the lines that it takes, may have been a reply.
         self.flush(&control.statistics)?;
         self.publish(&control.statistics);
-        let now = self.transport.now();
+        let deadline = self.deadline(self.transport.now(), ends_at);
+        Ok(self.transport.receive(Wait::until(deadline))?)
+    }
+
+    /// Polls for the spinning time; for longer while lines move, unless the operator chose the time.
+    fn poll(&mut self, ends_at: Option<Timestamp>) -> Result<usize, ServeError> {
+        let Self { transport, responder, migrations, idle, .. } = self;
+        if idle.spin.is_none() && migrations.is_hurried(responder, || transport.now()) {
+            let deadline = self.deadline(self.transport.now(), ends_at);
+            let wait = Wait { spin: MOVING_SPIN, deadline, sleeps: false };
+            return Ok(self.transport.receive(wait)?);
+        }
+        let spin = self.spin.next();
+        let count = self.transport.receive(Wait::polling(spin))?;
+        self.spin.note(spin, self.transport.polled());
+        Ok(count)
+    }
+
+    /// The moment until which nothing is to be done if nothing arrives.
+    fn deadline(&self, now: Timestamp, ends_at: Option<Timestamp>) -> Timestamp {
         let due = [self.responder.poll_timeout(), self.migrations.poll_timeout(), ends_at];
         let freeings = self.freeings.poll_timeout(&self.responder);
         let due = due.into_iter().chain([self.deputies.poll_timeout(), freeings]);
-        let deadline = due.flatten().fold(now + self.idle.sleep, Ord::min);
-        Ok(self.transport.receive(Wait::until(deadline))?)
+        due.flatten().fold(now + self.idle.sleep, Ord::min)
     }
 
     /// Handles what was received and sends the replies.

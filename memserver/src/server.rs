@@ -445,6 +445,12 @@ impl Server {
         self.shards.iter().map(|shard| shard.statistics.snapshot()).collect()
     }
 
+    /// Migrations to this server that have come to their end: no line of them is left or on its way.
+    #[must_use]
+    pub fn takings_over(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.statistics.takings_over()).sum()
+    }
+
     /// Whether a shard ended by itself, which only a failed carrier causes; [`Self::stop`] returns
     /// the reason.
     #[must_use]

@@ -9,7 +9,7 @@ use bluebridge_wire::{ArenaGeneration, Fault, Status};
 
 use crate::{
     ArenaUsage,
-    watch::{Bell, Watch},
+    watch::{Bell, News, Watch},
 };
 
 /// States that are published beside events and statuses.
@@ -33,6 +33,7 @@ pub struct ShardStatistics {
     overload_drops: AtomicU64,
     orders_done: AtomicU64,
     orders_refused: AtomicU64,
+    takings_over: AtomicU64,
     watch: Watch,
 }
 
@@ -47,6 +48,7 @@ impl Default for ShardStatistics {
             overload_drops: AtomicU64::new(0),
             orders_done: AtomicU64::new(0),
             orders_refused: AtomicU64::new(0),
+            takings_over: AtomicU64::new(0),
             watch: Watch::default(),
         }
     }
@@ -231,6 +233,19 @@ impl ShardStatistics {
         if count > 0 {
             self.overload_drops.fetch_add(count as u64, Ordering::Relaxed);
         }
+    }
+
+    /// So many migrations to the shard have come to their end: no line of them is left or on its way.
+    pub(crate) fn add_takings_over(&self, count: u64) {
+        if count > 0 {
+            self.takings_over.fetch_add(count, Ordering::Relaxed);
+            self.watch.ring(News::Taken);
+        }
+    }
+
+    /// Migrations to the shard that have come to their end.
+    pub(crate) fn takings_over(&self) -> u64 {
+        self.takings_over.load(Ordering::Relaxed)
     }
 
     pub(crate) fn add_order(&self, is_done: bool) {

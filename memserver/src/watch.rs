@@ -15,6 +15,8 @@ pub enum News {
     FreePages,
     /// Other arena generations are wanted than before.
     Generations,
+    /// A migration to the shard has come to its end.
+    Taken,
 }
 
 /// Is told; from the thread of a shard, so it must not wait.
@@ -90,9 +92,14 @@ impl Watch {
     /// The thread of the shard ends.
     pub(crate) fn end(&self) {
         self.has_ended.store(true, Ordering::Relaxed);
+        self.ring(News::Ended);
+    }
+
+    /// Tells what the observer reads in numbers that were stored before.
+    pub(crate) fn ring(&self, news: News) {
         fence(Ordering::SeqCst);
         if let Some(bell) = self.bell.get() {
-            bell(News::Ended);
+            bell(news);
         }
     }
 
@@ -165,9 +172,10 @@ mod tests {
         assert_eq!(pair.publish(1, 3), []);
         assert_eq!(pair.publish(1, 5), [News::Generations]);
         assert!(!pair.watch.has_ended());
+        pair.watch.ring(News::Taken);
         pair.watch.end();
         assert!(pair.watch.has_ended());
-        assert_eq!(*pair.told.lock().unwrap(), [News::Ended]);
+        assert_eq!(*pair.told.lock().unwrap(), [News::Taken, News::Ended]);
     }
 
     #[test]

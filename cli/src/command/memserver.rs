@@ -76,7 +76,8 @@ pub(super) struct MemoryServer {
     /// --arena-file. With `auto` the server tells why it cannot, and answers them itself
     #[arg(long, value_enum, default_value_t = DirectChoice::Auto)]
     direct_reads: DirectChoice,
-    /// Microseconds to poll for the next request before sleeping; without it as long as is worth it, up to 50
+    /// Microseconds to poll for the next request before sleeping; without it as long as is worth it, up to 50,
+    /// and up to 300 while memory moves and nobody else wants the processors
     #[arg(long, value_name = "US")]
     spin: Option<u64>,
 }

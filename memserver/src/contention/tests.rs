@@ -40,6 +40,7 @@ fn what_was_before_a_gap_does_not_count() {
     let mut meter = Contention::default();
     let at = |ms| Timestamp::ZERO + Duration::from_millis(ms);
     assert!(!meter.is_contended(at(1)));
+    meter.others = Others::default();
     assert!(noted(&mut meter, 50, MS, 2 * MS));
     assert!(meter.is_contended(at(2)), "it is not time to look");
     assert!(!meter.is_contended(at(1000)));

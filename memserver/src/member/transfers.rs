@@ -33,7 +33,7 @@ use crate::{
 /// How long a shard may take to follow an order. A shard that does not is asked again.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How often the progress of a migration is reported.
+/// How often the progress of a migration is reported. Its end is reported at once.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Pages that a shard's offsets span.
@@ -59,6 +59,8 @@ pub(super) struct Transfers {
     dues: Vec<Due>,
     /// When the progress of each migration was reported, and what.
     reported: BTreeMap<u64, (Instant, Report)>,
+    /// Migrations that had come to their end when all progress was looked at for the last time.
+    over: u64,
     free_lines: FreeLineReports,
     /// Reports for which the connection had no room.
     unsent: VecDeque<Report>,
@@ -118,6 +120,7 @@ impl Transfers {
             own,
             dues: Vec::new(),
             reported: BTreeMap::new(),
+            over: 0,
             free_lines: FreeLineReports::default(),
             unsent: VecDeque::new(),
         }
@@ -292,6 +295,9 @@ impl Transfers {
     /// What has become known since the last call.
     pub(super) fn poll(&mut self, now: Instant, server: &Server) -> Vec<Report> {
         let mut reports = Vec::new();
+        let over = server.takings_over();
+        let is_news = self.over != over;
+        let mut has_heard = true;
         for due in core::mem::take(&mut self.dues) {
             let done = match &due {
                 Due::Again(order) => {
@@ -299,7 +305,13 @@ impl Transfers {
                     true
                 }
                 Due::Progress(terms) => {
-                    reports.extend(self.progress(now, terms, server));
+                    match self.progress(now, terms, server, is_news) {
+                        Ok(report) => reports.extend(report),
+                        // A migration that is not known has no end.
+                        Err(MigrateError::Refused(_)) => {}
+                        // The shard had no time, so the next look is as early.
+                        Err(_) => has_heard = false,
+                    }
                     false
                 }
                 Due::Settled(terms) => {
@@ -320,19 +332,28 @@ impl Transfers {
                 self.dues.push(due);
             }
         }
+        if has_heard {
+            self.over = over;
+        }
         reports
     }
 
-    /// How far a taker is, if that is news and not reported too often.
-    fn progress(&mut self, now: Instant, terms: &Terms, server: &Server) -> Option<Report> {
+    /// How far a taker is, if that is news and not reported too often. `may_be_over`: a migration has come to its end.
+    fn progress(
+        &mut self,
+        now: Instant,
+        terms: &Terms,
+        server: &Server,
+        may_be_over: bool,
+    ) -> Result<Option<Report>, MigrateError> {
         let last = self.reported.get(&terms.migration);
         let is_early =
             last.is_some_and(|(at, _)| now.saturating_duration_since(*at) < PROGRESS_INTERVAL);
-        if is_early {
-            return None;
+        if is_early && !may_be_over {
+            return Ok(None);
         }
         let report = MigrationOrder::Report(terms.migration);
-        let state = server.migrate(shard_of(&terms.pages, server), report, PATIENCE).ok()?;
+        let state = server.migrate(shard_of(&terms.pages, server), report, PATIENCE)?;
         let MigrationState { progress, rows, .. } = state;
         let migration = terms.migration;
         let report = if progress.is_full {
@@ -348,10 +369,10 @@ impl Transfers {
             }
         };
         if last.is_some_and(|(_, before)| *before == report) {
-            return None;
+            return Ok(None);
         }
         self.reported.insert(terms.migration, (now, report.clone()));
-        Some(report)
+        Ok(Some(report))
     }
 
     fn settled(&self, terms: &Terms, server: &Server) -> Option<Report> {
@@ -495,5 +516,73 @@ fn subject(order: &Order) -> (u64, Option<OrderKind>) {
         | Order::Lose { .. }
         | Order::Report { .. }
         | Order::Seal(_) => (0, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bluebridge_transport::memory::Hub;
+    use bluebridge_wire::{
+        Space, UDP_PORT,
+        address::{Fields, NODE_PREFIX_LEN},
+    };
+    use ipnet::Ipv6Net;
+
+    use super::*;
+    use crate::{ServerConfig, run};
+
+    const SPACE: Space = Space(7);
+
+    fn server(hub: &Hub, node: NodeId) -> Server {
+        let first = Fields { space: SPACE, node, command: 0, tag: 0, location: 0 };
+        let prefix = Ipv6Net::new(first.to_ipv6(), NODE_PREFIX_LEN).expect("a prefix");
+        let carrier = hub.attach(UDP_PORT, &[prefix]).expect("it is free");
+        let config = ServerConfig::new(SPACE, node, 1, 1 << 20, node.0.into());
+        run(&config, vec![carrier]).expect("it starts")
+    }
+
+    #[test]
+    fn the_end_of_a_migration_is_reported_at_once() {
+        let hub = Hub::new(256);
+        let contents = [1, 2].map(|node| Contents { node: NodeId(node), ..Contents::default() });
+        let [giver, taker] = contents.map(|of| server(&hub, of.node));
+        let terms = Terms {
+            migration: 1,
+            range_epoch: 1,
+            home: contents[0],
+            space: SPACE,
+            pages: 0..64,
+            giver: contents[0],
+            taker: contents[1],
+            taker_incarnation: 1,
+        };
+        let allow = MigrationOrder::Allow(allowed(&terms));
+        let mut transfers = Transfers::new(contents[1]);
+        // A shard on a busy machine may have no time for a second.
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let is_late = || Instant::now() > deadline;
+        while transfers.follow(Order::Reserve(terms.clone()), &taker).is_none() {
+            assert!(!is_late(), "nothing is reserved");
+        }
+        while giver.migrate(0, allow.clone(), PATIENCE).is_err() {
+            assert!(!is_late(), "nothing is allowed");
+        }
+        transfers.expect(Due::Progress(terms.clone()));
+        // Whatever was reported a moment ago.
+        let now = Instant::now();
+        transfers.reported.insert(1, (now, Report::Reserved(1)));
+        while taker.migrate(0, MigrationOrder::Begin(taken(&terms)), PATIENCE).is_err() {
+            assert!(!is_late(), "nothing is begun");
+        }
+        while taker.takings_over() == 0 {
+            assert!(!is_late(), "8 free lines are not over");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let is_end = |report: &Report| matches!(report, Report::Progress { is_done: true, .. });
+        while !transfers.poll(now, &taker).iter().any(is_end) {
+            assert!(!is_late(), "the end is not reported");
+        }
+        assert_eq!(transfers.over, 1, "it is no news any more");
+        assert_eq!(transfers.poll(now, &taker), []);
     }
 }

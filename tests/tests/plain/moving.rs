@@ -90,13 +90,18 @@ impl Rack {
         };
         self.order(taker, MigrationOrder::Reserve(order.clone()));
         self.order(giver, MigrationOrder::Allow(terms));
+        let over = || self.servers[taker].takings_over();
+        let before = over();
         self.order(taker, MigrationOrder::Begin(order));
         let started = Instant::now();
         loop {
+            let is_over = over() > before;
             let MigrationState { progress, .. } = self.order(taker, MigrationOrder::Report(id));
             if progress.here == progress.all {
+                assert_eq!(over(), before + 1, "who waits for the end is told");
                 break;
             }
+            assert!(!is_over, "{progress:?}");
             assert!(started.elapsed() < DEADLINE, "migration {id}: {progress:?}");
             thread::sleep(Duration::from_millis(1));
         }

@@ -31,8 +31,8 @@ use crate::exit::Exit;
 /// How long a move may make no progress.
 const STANDSTILL: Duration = Duration::from_secs(60);
 
-/// How often the progress is asked for: often enough for a plot, without a noticeable load.
-const PACE: Duration = Duration::from_millis(100);
+/// How often the progress is asked for: often enough for a plot and for the end of a move, without a noticeable load.
+const PACE: Duration = Duration::from_millis(50);
 
 /// The time between two points of a plot.
 const STEP: Duration = Duration::from_millis(200);
