@@ -328,16 +328,33 @@ mod tests {
             prop_assert!(TablePage::decode(page, 1, 3).is_err());
         }
 
+        /// Only possible properties are accepted, and they are read as they are there.
         #[test]
-        fn any_page_is_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 64), sealed: bool) {
-            let mut page = [0; PAGE_BYTES];
-            page[..64].copy_from_slice(&bytes);
-            page[..8].copy_from_slice(&DISK_MAGIC);
-            if sealed {
-                seal(&mut page);
-            }
-            if let Ok(properties) = Properties::decode(&page) {
-                prop_assert!(properties.slab_count() > 0);
+        fn only_possible_properties_are_read(
+            size_bytes in prop_oneof![0..1_u64 << 36, any::<u64>()],
+            slab_exponent in 18..29_u32,
+            placement in 0..4_u8,
+            lease in prop_oneof![0..70_000_u32, any::<u32>()],
+        ) {
+            let mut page = properties().encode();
+            put_u64(&mut page, 24, size_bytes);
+            put_u64(&mut page, 32, 1 << slab_exponent);
+            page[40] = placement;
+            page[44..48].copy_from_slice(&lease.to_be_bytes());
+            // The check is that of the other properties.
+            prop_assert_eq!(Properties::decode(&page), Err(MapError::Damaged { page: 0 }));
+            seal(&mut page);
+            let is_possible = size_bytes > 0
+                && (20..=26).contains(&slab_exponent)
+                && size_bytes.div_ceil(1 << slab_exponent) <= crate::device::SLABS_MAX
+                && placement < 3
+                && lease <= 65_535;
+            match Properties::decode(&page) {
+                Ok(found) => {
+                    prop_assert!(is_possible);
+                    prop_assert_eq!(found.encode(), page);
+                }
+                Err(error) => prop_assert!(!is_possible && error == MapError::Properties),
             }
         }
     }

@@ -167,10 +167,25 @@ proptest! {
         }
     }
 
+    /// A stranger is recognized by its first bytes, and a request is parsed when its head is there.
     #[test]
-    fn any_bytes_are_read(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
+    fn a_request_is_parsed_when_it_is_there(
+        mut bytes in proptest::collection::vec(any::<u8>(), 0..40),
+        is_stranger: bool,
+    ) {
+        if let Some(magic) = bytes.first_chunk_mut().filter(|_| !is_stranger) {
+            *magic = REQUEST_MAGIC.to_be_bytes();
+        }
         let parsed = rules(false, true).parse(&bytes);
-        let is_short = bytes.len() < REQUEST_BYTES;
-        prop_assert!(!is_short || matches!(parsed, Ok(Parsed::Incomplete) | Err(_)));
+        let magic = bytes.first_chunk().map(|magic| u32::from_be_bytes(*magic));
+        match magic {
+            Some(magic) if magic != REQUEST_MAGIC => {
+                prop_assert_eq!(parsed, Err(Violation::RequestMagic(magic)));
+            }
+            _ => {
+                let is_short = bytes.len() < REQUEST_BYTES;
+                prop_assert_eq!(matches!(parsed, Ok(Parsed::Incomplete)), is_short, "{:?}", parsed);
+            }
+        }
     }
 }
