@@ -1,7 +1,9 @@
 //! Memory servers that do not respond: requests for their slabs fail at once, so that they keep no others waiting.
 //!
-//! A server is suspected when a request to it failed at its deadline. From then on one request a second asks it, for a
-//! short time; when it responds, it is used again.
+//! A server is suspected when a request failed at its deadline and the server, while it had enough time of that request,
+//! sent no response; a refusal is one. From then on one request a second asks it, for a short time; when it responds, it
+//! is used again. It is the server that the error names: of a slab that has moved, that is not the one in its pointer, so
+//! other requests for that slab take their time.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,25 +1,31 @@
 //! One process serves a disk: the one that has the lease on the page of its properties.
 //!
-//! The keeper's thread holds the lease, which the endpoint's service renews. No request is begun when the lease is about
-//! to end, and none is repeated after its end. A lease that ended, for example because its server was restarted, is taken
+//! The keeper's thread holds the lease, which the endpoint's service renews. Each call asks for how long the lease is
+//! certainly valid, and ends an eighth of a lease before: nothing is sent later, and an answer that comes after it does
+//! not count. A lease that ended, for example because its server was restarted, is taken
 //! again, and if nobody attached the disk meanwhile, which would have changed the owner's number, serving goes on.
 //!
 //! The pages of the table have the owner's number too. They are changed under leases of their own, so the map is safe even
 //! from a process that was paused between looking at the clock and sending.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bluebridge::{Client, Error, Transport, UpdateOptions};
 
+use super::call::Round;
 use super::descriptor::{PAGE_BYTES, Properties, TablePage};
 use super::open::table_pointer;
 use super::{Disk, DiskError, Failure, is_of_missing_memory, lock};
 
-/// What is left of the lease when no request is begun any more.
+/// At least so much of the lease is left at the end of the last call, for what is still in the network.
 const MARGIN: Duration = Duration::from_millis(50);
+/// That is a larger part of a longer lease.
+const MARGINS: u32 = 8;
+/// How often the log repeats that the lease cannot be taken.
+const REPORT: Duration = Duration::from_secs(10);
 /// How long a request waits before it looks at the lease again.
 const LOOK: Duration = Duration::from_millis(2);
 /// The pause after a failure to take the lease.
@@ -35,22 +41,19 @@ pub(super) struct Ownership {
     began: Instant,
     /// Nanoseconds after `began`; 0: not now.
     until: AtomicU64,
+    /// What is left of the lease when no call is in flight any more.
+    margin: Duration,
     /// Rounds of requests that may be in flight.
     rounds: AtomicUsize,
+    /// The map's server responds, and does not change the map: it may wait for the end of the lease, to move the memory.
+    is_in_the_way: AtomicBool,
     end: OnceLock<DiskError>,
 }
 
-/// Requests may be in flight until its end; it counts them.
+/// Requests may be in flight while it lives; it counts them.
 #[derive(Debug)]
 pub(super) struct Permit<'a> {
     rounds: &'a AtomicUsize,
-    end: Instant,
-}
-
-impl Permit<'_> {
-    pub(super) const fn end(&self) -> Instant {
-        self.end
-    }
 }
 
 impl Drop for Permit<'_> {
@@ -60,11 +63,13 @@ impl Drop for Permit<'_> {
 }
 
 impl Ownership {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(lease: Duration) -> Self {
         Self {
+            margin: (lease / MARGINS).max(MARGIN),
             began: Instant::now(),
             until: AtomicU64::new(0),
             rounds: AtomicUsize::new(0),
+            is_in_the_way: AtomicBool::new(false),
             end: OnceLock::new(),
         }
     }
@@ -77,6 +82,11 @@ impl Ownership {
     pub(super) fn finish(&self, reason: DiskError) {
         let _ = self.end.set(reason);
         self.pause();
+    }
+
+    /// The lease may keep the map's memory from being moved.
+    pub(super) fn note_delay(&self) {
+        self.is_in_the_way.store(true, Ordering::Relaxed);
     }
 
     fn extend(&self, now: Instant, left: Duration) {
@@ -95,15 +105,14 @@ impl Ownership {
         self.rounds.load(Ordering::SeqCst) == 0
     }
 
-    /// Permits requests, and counts them: [`Self::permit`].
+    /// Permits a round of requests, and counts it. Waits for the lease if there is none.
     pub(super) fn enter(&self, until: Instant) -> Result<Permit<'_>, Failure> {
         loop {
             self.permit(until)?;
             self.rounds.fetch_add(1, Ordering::SeqCst);
-            let mut permit = Permit { rounds: &self.rounds, end: until };
+            let permit = Permit { rounds: &self.rounds };
             // A pause before the count may have seen no round.
-            if let Some(end) = self.now(Instant::now()) {
-                permit.end = end.min(until);
+            if self.now(Instant::now()).is_some() {
                 return Ok(permit);
             }
         }
@@ -112,11 +121,19 @@ impl Ownership {
     /// The end of the present permission; `None` if there is none.
     fn now(&self, now: Instant) -> Option<Instant> {
         let end = self.began + Duration::from_nanos(self.until.load(Ordering::SeqCst));
-        end.checked_sub(MARGIN).filter(|end| *end > now)
+        end.checked_sub(self.margin).filter(|end| *end > now)
     }
 
-    /// Until when a request may be in flight: `until`, or earlier. Waits for the lease if there is none.
-    pub(super) fn permit(&self, until: Instant) -> Result<Instant, Failure> {
+    /// Until when a call may be in flight; does not wait for a lease.
+    pub(super) fn lease_end(&self, now: Instant) -> Result<Instant, Failure> {
+        if self.end.get().is_some() {
+            return Err(Failure::Stopped);
+        }
+        self.now(now).ok_or(Failure::Unanswered)
+    }
+
+    /// Waits for the lease if there is none.
+    fn permit(&self, until: Instant) -> Result<(), Failure> {
         loop {
             let now = Instant::now();
             if self.end.get().is_some() {
@@ -125,8 +142,8 @@ impl Ownership {
             if now >= until {
                 return Err(Failure::Unanswered);
             }
-            if let Some(end) = self.now(now) {
-                return Ok(end.min(until));
+            if self.now(now).is_some() {
+                return Ok(());
             }
             std::thread::sleep(LOOK);
         }
@@ -179,7 +196,7 @@ impl<T: Transport> Keeper<T> {
         let thread = thread.map_err(|error| DiskError::Thread(error.kind()))?;
         let keeper = Self { stop, thread: Some(thread) };
         match disk.ownership.permit(until) {
-            Ok(_) => Ok(keeper),
+            Ok(()) => Ok(keeper),
             Err(_) => Err(disk.end().unwrap_or(DiskError::NotKept)),
         }
     }
@@ -208,7 +225,8 @@ fn keep<T: Transport>(client: &mut Client<T>, disk: &Disk, stop: &Stop, lease: D
     let options =
         UpdateOptions { lease: Some(lease), renew_limit: RENEWED_FOR, ..UpdateOptions::default() };
     let interval = (lease / 16).max(Duration::from_millis(10));
-    let mut is_first = true;
+    let (mut is_first, mut is_released) = (true, false);
+    let mut next_report = Instant::now() + REPORT;
     loop {
         let mut page = [0; PAGE_BYTES];
         let mut is_of_another = false;
@@ -223,10 +241,12 @@ fn keep<T: Transport>(client: &mut Client<T>, disk: &Disk, stop: &Stop, lease: D
                     disk.ownership.finish(DiskError::TakenOver);
                     return;
                 };
-                if !is_first {
+                next_report = Instant::now();
+                if !is_first && !is_released {
                     tracing::info!("the disk is this process's again");
                 }
                 is_first = false;
+                is_released = false;
                 loop {
                     let now = Instant::now();
                     let left = update.time_left();
@@ -234,6 +254,10 @@ fn keep<T: Transport>(client: &mut Client<T>, disk: &Disk, stop: &Stop, lease: D
                         break;
                     }
                     disk.ownership.extend(now, left);
+                    // It blocks for less than the time that is left of a renewed lease.
+                    let mut round = Round::new(now + lease / 4, lease / 8);
+                    disk.free_what_is_owed(update.client(), &mut round, now + interval);
+                    update.client().set_deadline(CALL.min(disk.deadline));
                     if stop.within(interval) {
                         disk.ownership.pause();
                         if is_quiet_soon(disk) {
@@ -246,9 +270,21 @@ fn keep<T: Transport>(client: &mut Client<T>, disk: &Disk, stop: &Stop, lease: D
                         }
                         return;
                     }
+                    if disk.ownership.is_in_the_way.swap(false, Ordering::Relaxed) {
+                        is_released = true;
+                        break;
+                    }
                 }
                 disk.ownership.pause();
                 drop(update);
+                if is_released {
+                    // Requests that are in flight end before that lease would have ended, for which a next owner waits.
+                    tracing::debug!("the lease on the disk is given up for a moment");
+                    if stop.within(PAUSE) {
+                        return;
+                    }
+                    continue;
+                }
                 tracing::warn!("the lease on the disk has ended; requests wait for a new one");
                 // A process that waits for the disk gets it.
                 if stop.within(lease / 8) {
@@ -264,7 +300,12 @@ fn keep<T: Transport>(client: &mut Client<T>, disk: &Disk, stop: &Stop, lease: D
                 return;
             }
             Err(error) => {
-                tracing::debug!(%error, "the lease on the disk is not there yet");
+                if Instant::now() >= next_report {
+                    next_report = Instant::now() + REPORT;
+                    tracing::warn!(%error, "the lease on the disk cannot be taken; requests wait for it");
+                } else {
+                    tracing::debug!(%error, "the lease on the disk is not there yet");
+                }
                 is_of_another = matches!(error, Error::Busy { .. });
             }
         }
@@ -304,18 +345,24 @@ mod tests {
 
     #[test]
     fn requests_end_before_the_lease() {
-        let ownership = Ownership::new();
+        let (lease, short) = (Duration::from_secs(2), Duration::from_millis(200));
+        let ownership = Ownership::new(lease);
         let now = Instant::now();
         let later = now + Duration::from_secs(60);
-        ownership.extend(now, Duration::from_secs(2));
-        let until = ownership.permit(later).expect("there is a lease");
-        assert!(until < now + Duration::from_secs(2), "it ends before the lease");
+        assert_eq!(ownership.lease_end(now), Err(Failure::Unanswered), "there is none");
+        ownership.extend(now, lease);
+        assert_eq!(ownership.lease_end(now), Ok(now + lease - lease / 8));
+        assert_eq!(ownership.permit(later), Ok(()));
         let soon = now + Duration::from_secs(1);
-        assert_eq!(ownership.permit(soon), Ok(soon));
         assert_eq!(ownership.permit(now), Err(Failure::Unanswered), "no time is left");
+        let end = now + lease - lease / 8;
+        assert_eq!(ownership.lease_end(end), Err(Failure::Unanswered), "it is over");
+        let strict = Ownership::new(short);
+        strict.extend(now, short);
+        assert_eq!(strict.lease_end(now), Ok(now + short - MARGIN));
         assert!(ownership.is_quiet());
         let permit = ownership.enter(soon).expect("there is a lease");
-        assert_eq!((permit.end(), ownership.is_quiet()), (soon, false));
+        assert!(!ownership.is_quiet());
         drop(permit);
         assert!(ownership.is_quiet());
         ownership.extend(now, MARGIN / 2);
@@ -324,5 +371,6 @@ mod tests {
         ownership.finish(DiskError::TakenOver);
         ownership.extend(now, Duration::from_secs(60));
         assert_eq!(ownership.permit(later), Err(Failure::Stopped), "there is no way back");
+        assert_eq!(ownership.lease_end(now), Err(Failure::Stopped));
     }
 }

@@ -6,9 +6,10 @@
 //!
 //! * `descriptor`: the map as bytes; `slabs`: the map and the use of each slab, in local memory.
 //! * `open`: making, attaching, deleting disks; `keeper`: who is the one process that serves a disk.
-//! * `execute`: requests; `allocate`: slabs; `health`: servers that do not respond.
+//! * `execute`: requests; `allocate`: slabs; `call`: their time; `health`: servers that do not respond.
 
 mod allocate;
+mod call;
 mod descriptor;
 mod execute;
 mod health;
@@ -19,7 +20,7 @@ mod slabs;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bluebridge::{Error, NodeId, Pointer, Status};
@@ -28,8 +29,9 @@ use crossbeam_utils::atomic::AtomicCell;
 pub use descriptor::MapError;
 pub use execute::{Operation, PIECES, Task};
 pub use keeper::Keeper;
-pub use open::{Deleted, DiskOptions, OpenOptions};
+pub use open::{Deleted, DiskOptions, LEASE_MIN, OpenOptions};
 
+use call::Turn;
 use descriptor::Properties;
 use health::Health;
 use keeper::Ownership;
@@ -221,18 +223,38 @@ pub struct Disk {
     pointer: Pointer,
     slabs: Slabs,
     ownership: Ownership,
+    /// Servers whose requests fail at once.
     health: Health,
+    /// Servers that allocate and free no slabs for a while. They were given less time.
+    passed_over: Health,
     /// Changes of the map, one at a time.
-    turn: Mutex<()>,
+    turn: Turn,
     /// The live memory servers, in a fixed order.
     nodes: Mutex<Vec<NodeId>>,
-    /// How long a request may take.
+    /// How long a request may go without progress.
     deadline: Duration,
+    /// The most time of a call in a request's first round, and of a call that allocates a slab.
+    patience: Duration,
+    /// For how long a server must have been silent in a request's calls until it is suspected.
+    enough: Duration,
+    /// For how long a server must have been silent in one call until it is passed over.
+    pass_time: Duration,
     /// The least time for a change of the map, or for freeing a slab.
     change_time: Duration,
-    /// By page of the table: what it names as to be freed, or may name, unless that is free.
-    freeing: Box<[AtomicCell<Option<Pointer>>]>,
+    /// By page of the table.
+    freeing: Box<[Freeing]>,
     reported: Reported,
+}
+
+/// Slabs of a page of the table that are to be freed.
+#[derive(Debug)]
+struct Freeing {
+    /// What the page names as to be freed, or may name, unless that is free.
+    slab: AtomicCell<Option<Pointer>>,
+    /// Held while a slab of the page is being freed.
+    turn: Turn,
+    /// The keeper is to free what is left of the page.
+    is_owed: AtomicBool,
 }
 
 impl Disk {

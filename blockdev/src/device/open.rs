@@ -1,18 +1,22 @@
 //! Making, attaching and deleting disks.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use bluebridge::{Client, DeleteRequest, Error, NodeId, Pointer, Region, Transport};
+use bluebridge::{
+    Client, DeleteRequest, Error, NodeId, Pointer, Region, Transport, Update, UpdateOptions,
+};
 use crossbeam_utils::atomic::AtomicCell;
 
+use super::call::Turn;
 use super::descriptor::{ENTRIES, LEASE_MAX, PAGE_BYTES, Page, Properties, TablePage};
 use super::health::Health;
 use super::keeper::{Keeper, Ownership};
 use super::slabs::Slabs;
 use super::{
-    Disk, DiskError, Failure, MapError, Placement, Reported, SLAB_BYTES_MAX, SLAB_BYTES_MIN,
-    SLABS_MAX, is_of_missing_memory, lock,
+    Disk, DiskError, Failure, Freeing, MapError, Placement, Reported, SLAB_BYTES_MAX,
+    SLAB_BYTES_MIN, SLABS_MAX, is_of_missing_memory, lock,
 };
 use crate::nbd::NAME_BYTES_MAX;
 
@@ -20,6 +24,23 @@ use crate::nbd::NAME_BYTES_MAX;
 const BATCH: usize = 256;
 /// The least time for a change of the map: the outcome of one that is begun too late is unknown.
 const CHANGE_TIME: Duration = Duration::from_millis(200);
+/// The shortest lease of an owner: a part of it is not used.
+pub const LEASE_MIN: Duration = Duration::from_millis(500);
+/// The shortest deadline of requests.
+const DEADLINE_MIN: Duration = Duration::from_millis(50);
+/// The most time of a call in a request's first round, and its least.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// See [`PATIENCE`].
+const PATIENCE_MIN: Duration = Duration::from_millis(20);
+/// How often a process that wants a disk looks whether it is free. It does not queue for the lease: it would get it in
+/// the moment in which another one that has just attached the disk takes its own.
+const LOOK: Duration = Duration::from_millis(25);
+/// A lease that was seen so shortly before its end has ended by itself.
+const SEEN: Duration = Duration::from_millis(500);
+/// How exactly the end of a lease is known.
+const ABOUT: Duration = Duration::from_millis(5);
+/// For how long a lease is renewed while the earlier owner's ends.
+const RENEWED_FOR: Duration = Duration::from_secs(3600);
 
 /// The properties of a new disk.
 #[derive(Clone, Debug)]
@@ -39,10 +60,11 @@ pub struct DiskOptions {
 /// How a process serves a disk.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// How long a request may take.
+    /// How long a request may go without progress, 50 ms at least. Also how long an attach waits for the end of
+    /// another process's lease.
     pub deadline: Duration,
-    /// How long this process may go on with the disk without a response of the map's server, 65 s at most. The next
-    /// owner waits for that time if this one was killed. A server grants at most 10 s by default.
+    /// How long this process may go on with the disk without a response of the map's server, from [`LEASE_MIN`] to 65 s.
+    /// The next owner waits for that time if this one was killed. A server grants at most 10 s by default.
     pub lease: Duration,
     /// The live memory servers.
     pub nodes: Vec<NodeId>,
@@ -116,7 +138,7 @@ impl Disk {
 
     /// Attaches a disk: from now on this process alone serves it, until the keeper is stopped.
     ///
-    /// Waits for the end of another process's lease, for the client's deadline. If that process did not give the disk
+    /// Waits for the end of another process's lease, for the deadline of the options. If that process did not give the disk
     /// up, waits for the length of its lease then: a server that was restarted forgets leases, and their owners do not.
     ///
     /// # Errors
@@ -126,37 +148,54 @@ impl Disk {
         pointer: Pointer,
         options: OpenOptions,
     ) -> Result<(Arc<Self>, Keeper<T>), DiskError> {
+        if options.lease < LEASE_MIN {
+            return Err(DiskError::Options(format!(
+                "a disk's lease must be {LEASE_MIN:?} or more"
+            )));
+        }
+        let deadline = options.deadline.max(DEADLINE_MIN);
+        client.set_deadline(options.deadline);
         let taken = take(&mut client, pointer, Some(options.lease))?;
-        let pages = take_table(&mut client, pointer, &taken.properties)?;
-        taken.wait();
+        let pages = {
+            // The lease that the keeper will have, so that another process is refused from now on.
+            let mut page: Page = [0; PAGE_BYTES];
+            let mut held = hold(&mut client, pointer, &mut page, &taken.properties, options.lease)?;
+            let pages = take_table(held.client(), pointer, &taken.properties)?;
+            taken.wait();
+            pages
+        };
         let properties = declare(&mut client, pointer, taken.properties, options.lease)?;
         let slab = |number: u64| {
             let (page, entry) = place(number);
             pages.get(page).and_then(|page| page.slab(entry))
         };
+        let freeing = |page: &TablePage| Freeing {
+            slab: AtomicCell::new(page.freeing()),
+            turn: Turn::default(),
+            // The keeper frees it, if it is not free: servers that do not respond keep nobody waiting.
+            is_owed: AtomicBool::new(page.freeing().is_some()),
+        };
+        let patience = PATIENCE.min(deadline / 4).max(PATIENCE_MIN);
         let slabs = Slabs::new(&properties, (0..properties.slab_count()).map(slab));
         let disk = Arc::new(Self {
             pointer,
             slabs,
-            ownership: Ownership::new(),
+            ownership: Ownership::new(options.lease),
             health: Health::default(),
-            turn: Mutex::new(()),
+            passed_over: Health::default(),
+            turn: Turn::default(),
             nodes: Mutex::new(Vec::new()),
-            deadline: options.deadline,
-            change_time: CHANGE_TIME.min(options.deadline / 2).min(options.lease / 8),
-            freeing: pages.iter().map(|page| AtomicCell::new(page.freeing())).collect(),
+            deadline,
+            patience,
+            enough: PATIENCE.min(deadline / 2),
+            pass_time: patience.min(options.lease / 8),
+            change_time: CHANGE_TIME.min(deadline / 8).min(options.lease / 16),
+            freeing: pages.iter().map(freeing).collect(),
             reported: Reported::new(),
             properties,
         });
         lock(&disk.nodes).reserve(256);
         disk.set_nodes(options.nodes.into_iter());
-        for (number, page) in disk.freeing.iter().enumerate() {
-            if let Some(slab) = page.load()
-                && free_what_is_left(&mut client, number as u64, slab)
-            {
-                page.store(None);
-            }
-        }
         let keeper = Keeper::start(client, Arc::clone(&disk), options.lease)?;
         Ok((disk, keeper))
     }
@@ -164,7 +203,7 @@ impl Disk {
     /// Frees a disk that no process serves, with all its slabs.
     ///
     /// With `force`, it is freed although slabs cannot be; the caller gets their pointers, because nobody else has them
-    /// then.
+    /// then, also if it is unknown whether the map is freed.
     ///
     /// # Errors
     /// [`DiskError`]; it can be repeated.
@@ -200,18 +239,23 @@ impl Disk {
             return Err(DiskError::SlabsLeft { count: left.len() as u64, first });
         }
         let map = Region::new(pointer, properties.map_bytes()).map_err(Error::from)?;
-        client.delete(map)?;
-        Ok(Deleted { slab_count, left })
+        match client.delete(map) {
+            Ok(()) => Ok(Deleted { slab_count, left, map: None }),
+            Err(error) if left.is_empty() => Err(error.into()),
+            Err(error) => Ok(Deleted { slab_count, left, map: Some(error) }),
+        }
     }
 }
 
 /// A disk that was deleted.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Deleted {
     /// How many slabs it had.
     pub slab_count: u64,
     /// Those that are still allocated.
     pub left: Vec<Pointer>,
+    /// Why the map may still be allocated, if some are left; then the disk can be deleted again.
+    pub map: Option<Error>,
 }
 
 /// Slabs that are being freed.
@@ -268,21 +312,6 @@ impl Freed {
     }
 }
 
-/// Frees a slab whose owner ended before it freed it, if it is not free yet; returns whether it is.
-fn free_what_is_left<T: Transport>(client: &mut Client<T>, page: u64, slab: Pointer) -> bool {
-    match client.delete_pointer(slab) {
-        Ok(_) => {
-            tracing::info!(page, %slab, "freed a slab that an earlier process had given up");
-            true
-        }
-        Err(error) if is_of_missing_memory(&error) => true,
-        Err(error) => {
-            tracing::warn!(page, %slab, %error, "a slab that was given up is not free");
-            false
-        }
-    }
-}
-
 /// The page and the entry of a slab.
 pub(super) fn place(slab: u64) -> (usize, usize) {
     let entries = ENTRIES as u64;
@@ -315,17 +344,55 @@ impl Taken {
     }
 }
 
-/// Makes the caller the owner: counts the owner's number up. It has a `lease`, or deletes the disk.
+/// Makes the caller the owner: counts the owner's number up. It will have a `lease`, or deletes the disk. It waits until
+/// the client's deadline for another owner's lease.
+///
+/// An owner that lives may have no lease at the moment: its server forgets it when it is restarted, and then it takes it
+/// again as soon as it sees that. It is given the time for that, unless its lease was seen to end by itself.
 fn take<T: Transport>(
     client: &mut Client<T>,
     pointer: Pointer,
     lease: Option<Duration>,
 ) -> Result<Taken, DiskError> {
+    let until = Instant::now() + client.deadline();
+    let options = UpdateOptions { wait: false, ..UpdateOptions::default() };
+    // When the lease was seen last, and its end then.
+    let mut seen: Option<(Instant, Instant)> = None;
+    let mut has_waited = false;
     let mut page: Page = [0; PAGE_BYTES];
-    let mut update = client.update(pointer, &mut page).map_err(|error| match error {
-        Error::Busy { owner, remaining_ms, .. } => DiskError::InUse { owner, remaining_ms },
-        error => error.into(),
-    })?;
+    let mut update = loop {
+        match client.update_with(pointer, &mut page, options) {
+            Ok(update) => {
+                let now = Instant::now();
+                let has_ended = seen.is_some_and(|(at, end)| now < at + SEEN && now + ABOUT >= end);
+                let found = Properties::decode(&copied(&update));
+                match found {
+                    Ok(earlier) if !earlier.has_ended && !has_ended && !has_waited => {
+                        drop(update);
+                        has_waited = true;
+                        // It still trusts the lease, then leaves others an eighth of it, then asks.
+                        let time = earlier.lease + earlier.lease / 4;
+                        tracing::info!(
+                            ?time,
+                            "the disk was not given up; its owner may take it again"
+                        );
+                        std::thread::sleep(time);
+                    }
+                    _ => break update,
+                }
+            }
+            Err(Error::Busy { owner, remaining_ms, .. }) => {
+                let now = Instant::now();
+                if now >= until {
+                    return Err(DiskError::InUse { owner, remaining_ms });
+                }
+                seen = Some((now, now + Duration::from_millis(remaining_ms.into())));
+                has_waited = false;
+                std::thread::sleep(LOOK);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    };
     let earlier = Properties::decode(&copied(&update)).and_then(|properties| {
         if properties.is_deleted && lease.is_some() {
             Err(MapError::Deleted)
@@ -355,6 +422,24 @@ fn take<T: Transport>(
     Ok(Taken { properties, from: Instant::now() + waits })
 }
 
+/// Takes the lease on the properties, if the disk is still the caller's.
+fn hold<'a, T: Transport>(
+    client: &'a mut Client<T>,
+    pointer: Pointer,
+    page: &'a mut Page,
+    properties: &Properties,
+    lease: Duration,
+) -> Result<Update<'a, T>, DiskError> {
+    let options =
+        UpdateOptions { lease: Some(lease), renew_limit: RENEWED_FOR, ..UpdateOptions::default() };
+    let update = client.update_with(pointer, page, options)?;
+    let found = Properties::decode(&copied(&update))?;
+    if (found.id, found.owner) != (properties.id, properties.owner) {
+        return Err(DiskError::TakenOver);
+    }
+    Ok(update)
+}
+
 /// Says for how long the next owner must wait, now that the earlier owner has stopped.
 fn declare<T: Transport>(
     client: &mut Client<T>,
@@ -367,12 +452,7 @@ fn declare<T: Transport>(
         return Ok(properties);
     }
     let mut page: Page = [0; PAGE_BYTES];
-    let mut update = client.update(pointer, &mut page)?;
-    let found = Properties::decode(&copied(&update))?;
-    if (found.id, found.owner) != (properties.id, properties.owner) {
-        let _ = update.abort();
-        return Err(DiskError::TakenOver);
-    }
+    let mut update = hold(client, pointer, &mut page, &properties, lease)?;
     let properties = Properties { lease, ..properties };
     update.copy_from_slice(&properties.encode());
     update.commit()?;
@@ -413,9 +493,4 @@ pub(super) fn copied(bytes: &[u8]) -> Page {
     let mut page = [0; PAGE_BYTES];
     page.copy_from_slice(bytes);
     page
-}
-
-/// How much time there is until a moment, for a call.
-pub(super) fn left(until: Instant) -> Duration {
-    until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
 }

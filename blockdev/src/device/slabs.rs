@@ -138,10 +138,18 @@ impl Slabs {
         }
     }
 
-    pub(super) fn leave(&self, slab: usize) {
-        if let Some(slab) = self.slabs.get(slab) {
-            slab.users.fetch_sub(1, Ordering::AcqRel);
-        }
+    /// Ends what [`Self::enter`] began; returns whether the slab can be freed now: nobody else is in it, it has memory, and
+    /// nothing in it is wanted.
+    pub(super) fn leave(&self, index: usize) -> bool {
+        let Some(slab) = self.slabs.get(index) else { return false };
+        slab.users.fetch_sub(1, Ordering::AcqRel) == 1 && self.is_unwanted(index)
+    }
+
+    /// Whether a slab has memory, and nothing in it is wanted.
+    pub(super) fn is_unwanted(&self, index: usize) -> bool {
+        let Some(slab) = self.slabs.get(index) else { return false };
+        slab.pointer.load().is_some()
+            && u64::from(slab.unwanted_count.load(Ordering::Acquire)) == self.page_count(index)
     }
 
     /// Begins to free a slab, unless a request changes it or something in it is wanted. Until [`Self::end_freeing`] no

@@ -9,8 +9,8 @@ use arrayvec::ArrayVec;
 use bluebridge::{Client, Transport};
 use bluebridge_transport::{Polled, Spin};
 
-use super::Stop;
 use super::socket::{Ready, Socket, await_readable, await_writable};
+use super::{END_DEADLINE, Stop};
 use crate::device::{Disk, Failure, Operation, Task};
 use crate::nbd::{
     Command, Errno, Export, Negotiation, OPTION_BYTES_MAX, Parsed, Progress, REQUEST_BYTES,
@@ -19,10 +19,26 @@ use crate::nbd::{
 
 /// Requests of a connection that are executed at once.
 pub const IN_FLIGHT: usize = 128;
-/// How long a client may take until it has chosen an export.
-pub const NEGOTIATION_DEADLINE: Duration = Duration::from_secs(10);
-/// How long a client may take nothing of the replies to its requests.
-pub const SEND_DEADLINE: Duration = Duration::from_secs(120);
+/// What a client may do with its connection, which has a thread to itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// How long it may take until it has chosen an export.
+    pub negotiation: Duration,
+    /// How long it may take from the first byte of a request to the last.
+    pub request: Duration,
+    /// How long it may take nothing of the replies to its requests.
+    pub replies: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            negotiation: Duration::from_secs(10),
+            request: Duration::from_secs(120),
+            replies: Duration::from_secs(120),
+        }
+    }
+}
 
 /// Bytes of requests without data that are taken at once.
 const HEADS_BYTES: usize = 64 << 10;
@@ -41,10 +57,12 @@ pub(super) enum End {
 /// Why a connection was closed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Closed {
-    #[error("the client took none of its replies for {SEND_DEADLINE:?}")]
-    Deaf,
-    #[error("the client chose no export within {NEGOTIATION_DEADLINE:?}")]
-    Slow,
+    #[error("the client took none of its replies for {0:?}")]
+    Deaf(Duration),
+    #[error("the client chose no export within {0:?}")]
+    Slow(Duration),
+    #[error("the client did not send the rest of a request within {0:?}")]
+    Unfinished(Duration),
     #[error("the server stopped, and the client did not take all its replies")]
     Stopped,
     #[error("the connection failed: {0}")]
@@ -129,18 +147,44 @@ struct Arrived {
     refusal: Option<(u64, Errno)>,
 }
 
+impl Arrived {
+    /// Whether a request has arrived in part.
+    const fn is_partial(&self) -> bool {
+        self.from < self.until || self.skipped > 0 || self.refusal.is_some()
+    }
+}
+
 /// Serves a connection until its end.
 pub(super) fn serve<T: Transport>(
     disk: &Disk,
     client: &mut Client<T>,
     socket: Socket,
     export: &Export,
+    limits: Limits,
     buffers: &mut Buffers,
     stop: &Stop,
 ) -> Result<End, Closed> {
-    let mut line = Line { socket, stop, spin: Spin::learned(), left: None };
+    let mut line = Line { socket, limits, stop, spin: Spin::learned(), left: None };
+    let end = converse(disk, client, &mut line, export, buffers)?;
+    if end == End::Stopped {
+        // If it fails, the client has ended the connection itself.
+        let _ = line.socket.end(Instant::now() + END_DEADLINE, &mut buffers.input);
+    }
+    Ok(end)
+}
+
+fn converse<T: Transport>(
+    disk: &Disk,
+    client: &mut Client<T>,
+    line: &mut Line<'_>,
+    export: &Export,
+    buffers: &mut Buffers,
+) -> Result<End, Closed> {
+    let (limits, stop) = (line.limits, line.stop);
+    // When the first byte of the request arrived that is not there as a whole.
+    let mut partial: Option<Instant> = None;
     let mut arrived = Arrived::default();
-    let Some(rules) = negotiate(&mut line, export, &mut buffers.input, &mut arrived)? else {
+    let Some(rules) = negotiate(line, export, &mut buffers.input, &mut arrived)? else {
         return Ok(if line.is_stopping() { End::Stopped } else { End::Client });
     };
     loop {
@@ -165,7 +209,8 @@ pub(super) fn serve<T: Transport>(
                 }
                 None => disk.execute(client, tasks, &buffers.input, &mut buffers.output),
             }
-            reply(&mut line, &rules, &buffers.batch, &mut buffers.heads, &buffers.output)?;
+            partial = None;
+            reply(line, &rules, &buffers.batch, &mut buffers.heads, &buffers.output)?;
         }
         if is_last {
             return Ok(End::Client);
@@ -175,8 +220,15 @@ pub(super) fn serve<T: Transport>(
             if line.left == Some(0) {
                 return Ok(End::Stopped);
             }
-            if !line.fill(&mut buffers.input, &mut arrived, None)? {
-                return Ok(End::Client);
+            partial = arrived.is_partial().then(|| partial.unwrap_or_else(Instant::now));
+            let until = partial.map(|since| since + limits.request);
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return Err(Closed::Unfinished(limits.request));
+            }
+            match line.fill(&mut buffers.input, &mut arrived, until)? {
+                Filled::Bytes => {}
+                Filled::End => return Ok(End::Client),
+                Filled::TimedOut => return Err(Closed::Unfinished(limits.request)),
             }
         }
     }
@@ -189,13 +241,14 @@ fn negotiate(
     input: &mut [u8],
     arrived: &mut Arrived,
 ) -> Result<Option<Transmission>, Closed> {
-    let until = Instant::now() + NEGOTIATION_DEADLINE;
+    let limit = line.limits.negotiation;
+    let until = Instant::now() + limit;
     let mut output = Vec::with_capacity(4096);
     let mut negotiation = Negotiation::begin(export, &mut output);
     loop {
         line.look_at_stop()?;
         if Instant::now() >= until {
-            return Err(Closed::Slow);
+            return Err(Closed::Slow(limit));
         }
         let progress = match input.get(arrived.from..arrived.until) {
             Some(bytes) => negotiation.advance(bytes, &mut output)?,
@@ -218,8 +271,10 @@ fn negotiate(
         if is_over || line.is_stopping() {
             return Ok(chosen);
         }
-        if !line.fill(input, arrived, Some(until))? {
-            return Ok(None);
+        match line.fill(input, arrived, Some(until))? {
+            Filled::Bytes => {}
+            Filled::End => return Ok(None),
+            Filled::TimedOut => return Err(Closed::Slow(limit)),
         }
     }
 }
@@ -334,9 +389,19 @@ const fn errno(failure: Failure) -> Errno {
     }
 }
 
+/// How waiting for bytes ended.
+enum Filled {
+    /// The connection goes on.
+    Bytes,
+    /// The client ended it.
+    End,
+    TimedOut,
+}
+
 /// A socket, and how it is waited for.
 struct Line<'a> {
     socket: Socket,
+    limits: Limits,
     stop: &'a Stop,
     spin: Spin,
     /// Once the server stops: the bytes that had arrived then and were not taken. Nothing is waited for any more.
@@ -381,23 +446,23 @@ impl Line<'_> {
     fn await_room(&self) -> Result<(), Closed> {
         let (socket, stop) = (self.socket.as_fd(), self.stop);
         let (event, timeout) = match stop.until.get() {
-            None => (Some(stop.event.as_fd()), SEND_DEADLINE),
+            None => (Some(stop.event.as_fd()), self.limits.replies),
             Some(until) => (None, until.saturating_duration_since(Instant::now())),
         };
         match await_writable(socket, event, timeout)? {
             Ready::TimedOut if event.is_none() => Err(Closed::Stopped),
-            Ready::TimedOut => Err(Closed::Deaf),
+            Ready::TimedOut => Err(Closed::Deaf(self.limits.replies)),
             Ready::Yes | Ready::Stop => Ok(()),
         }
     }
 
-    /// Waits for bytes and takes them; returns whether the connection goes on. It also returns if the server stops.
+    /// Waits for bytes and takes them. It also returns if the server stops.
     fn fill(
         &mut self,
         input: &mut [u8],
         arrived: &mut Arrived,
         until: Option<Instant>,
-    ) -> Result<bool, Closed> {
+    ) -> Result<Filled, Closed> {
         if arrived.from > 0 {
             input.copy_within(arrived.from..arrived.until, 0);
             arrived.until -= arrived.from;
@@ -411,24 +476,24 @@ impl Line<'_> {
             // What arrives after the stop is not taken.
             let limit = self.left.map_or(room.len(), |left| left.min(room.len()));
             let Some(room) = room.get_mut(..limit).filter(|room| !room.is_empty()) else {
-                return Ok(true);
+                return Ok(Filled::Bytes);
             };
             if let Some(count) = self.poll(room)? {
                 arrived.until += count;
                 self.left = self.left.map(|left| left.saturating_sub(count));
-                return Ok(count > 0);
+                return Ok(if count > 0 { Filled::Bytes } else { Filled::End });
             }
             if self.is_stopping() {
                 // There is nothing, whatever was said.
                 self.left = Some(0);
-                return Ok(true);
+                return Ok(Filled::Bytes);
             }
             let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
             match await_readable(self.socket.as_fd(), self.stop.event.as_fd(), timeout)? {
                 Ready::Yes => {}
                 // Once more, for what has arrived.
                 Ready::Stop => self.look_at_stop()?,
-                Ready::TimedOut => return Err(Closed::Slow),
+                Ready::TimedOut => return Ok(Filled::TimedOut),
             }
         }
     }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use bluebridge::{Client, Transport};
 use rustix::event::{EventfdFlags, eventfd};
 
-pub use connection::{IN_FLIGHT, NEGOTIATION_DEADLINE, SEND_DEADLINE};
+pub use connection::{IN_FLIGHT, Limits};
 pub use memory::{LockError, lock_memory, mark_as_io_thread};
 pub use socket::Listener;
 
@@ -30,6 +30,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// How long a server that stops goes on with what has arrived, whatever its clients do.
 pub const STOP_DEADLINE: Duration = Duration::from_secs(4);
+/// How long it then waits until a client has taken its last replies.
+pub const END_DEADLINE: Duration = Duration::from_secs(1);
 
 /// The order to stop.
 #[derive(Debug)]
@@ -61,7 +63,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a thread for each client, all of which accept connections.
+    /// Starts a thread for each client, all of which accept connections. Connections that exceed a limit are closed.
     ///
     /// # Errors
     /// If the system cannot start a thread, or has no file descriptor left; then none runs.
@@ -70,6 +72,7 @@ impl Server {
         clients: Vec<Client<T>>,
         listener: Listener,
         export: Export,
+        limits: Limits,
     ) -> io::Result<Self> {
         listener.set_nonblocking()?;
         let stop = Arc::new(Stop::new()?);
@@ -84,7 +87,7 @@ impl Server {
                 if let Err(error) = mark_as_io_thread() {
                     tracing::debug!(%error, "the thread is not marked as one that frees memory");
                 }
-                accept(&disk, &mut client, &listener, &export, &mut buffers, &stop);
+                accept(&disk, &mut client, &listener, &export, limits, &mut buffers, &stop);
                 // No caller is left to receive an error.
                 let _ = client.close();
             })?;
@@ -94,7 +97,7 @@ impl Server {
     }
 
     /// Ends all connections: requests that have arrived are answered first, and no others are taken. Clients cannot make
-    /// that longer than [`STOP_DEADLINE`].
+    /// that longer than [`STOP_DEADLINE`] and [`END_DEADLINE`].
     pub fn stop(mut self) {
         self.join();
     }
@@ -119,6 +122,7 @@ fn accept<T: Transport>(
     client: &mut Client<T>,
     listener: &Listener,
     export: &Export,
+    limits: Limits,
     buffers: &mut Buffers,
     stop: &Stop,
 ) {
@@ -144,7 +148,7 @@ fn accept<T: Transport>(
             }
         };
         tracing::info!("a client has connected");
-        match connection::serve(disk, client, socket, export, buffers, stop) {
+        match connection::serve(disk, client, socket, export, limits, buffers, stop) {
             Ok(End::Client) => tracing::info!("a client has disconnected"),
             Ok(End::Stopped) => return,
             Err(error) if error.is_of_client() => {

@@ -1,13 +1,22 @@
 //! Sockets that do not block, and waiting for them.
 
 use std::io::{self, IoSlice, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt;
+
+/// A TCP client that is silent for so long is asked whether it is there, then so often and so many times, and then the
+/// connection is closed: one whose machine is gone would keep its thread.
+const KEEP_IDLE: Duration = Duration::from_secs(30);
+/// See [`KEEP_IDLE`].
+const KEEP_INTERVAL: Duration = Duration::from_secs(10);
+/// See [`KEEP_IDLE`].
+const KEEP_COUNT: u32 = 3;
 
 /// Where clients connect.
 #[derive(Debug)]
@@ -32,6 +41,7 @@ impl Listener {
             Self::Tcp(listener) => listener.accept().and_then(|(stream, _)| {
                 stream.set_nodelay(true)?;
                 stream.set_nonblocking(true)?;
+                keep_alive(&stream)?;
                 Ok(Socket::Tcp(stream))
             }),
             Self::Unix(listener) => listener.accept().and_then(|(stream, _)| {
@@ -44,6 +54,13 @@ impl Listener {
             accepted => accepted.map(Some),
         }
     }
+}
+
+fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    sockopt::set_tcp_keepidle(stream, KEEP_IDLE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEP_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(stream, KEEP_COUNT)?;
+    Ok(sockopt::set_socket_keepalive(stream, true)?)
 }
 
 /// Whether a client that was to be accepted is not there any more.
@@ -87,6 +104,23 @@ impl Socket {
     pub(super) fn arrived(&self) -> io::Result<usize> {
         let bytes = rustix::io::ioctl_fionread(self)?;
         Ok(usize::try_from(bytes).unwrap_or(usize::MAX))
+    }
+
+    /// Ends the connection so that the client gets what was sent. A socket that is closed with bytes that were not read
+    /// tells its client to forget what it has not received yet; so they are read over, for a time.
+    pub(super) fn end(mut self, until: Instant, buffer: &mut [u8]) -> io::Result<()> {
+        match &self {
+            Self::Tcp(stream) => stream.shutdown(Shutdown::Write)?,
+            Self::Unix(stream) => stream.shutdown(Shutdown::Write)?,
+        }
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.receive(buffer)? == Some(0) {
+                return Ok(());
+            }
+            let mut waiting = [PollFd::from_borrowed_fd(self.as_fd(), PollFlags::IN)];
+            wait(&mut waiting, Some(left))?;
+        }
     }
 
     /// Sends a part of the bytes; `None` if nothing fits.
@@ -165,5 +199,48 @@ fn wait(waiting: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Result<Rea
         // The caller tries again, and finds nothing.
         Err(rustix::io::Errno::INTR) => Ok(Ready::Yes),
         Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connected() -> (Socket, TcpStream) {
+        let listener = TcpListener::bind("[::1]:0").expect("a port");
+        let address = listener.local_addr().expect("it is bound");
+        let listener = Listener::Tcp(listener);
+        let client = TcpStream::connect(address).expect("it listens");
+        (listener.accept().expect("it is open").expect("a client has connected"), client)
+    }
+
+    #[test]
+    fn a_client_whose_machine_is_gone_is_noticed() {
+        let (socket, _client) = connected();
+        assert!(sockopt::socket_keepalive(&socket).expect("a socket"));
+        assert_eq!(sockopt::tcp_keepidle(&socket).expect("TCP"), KEEP_IDLE);
+        assert_eq!(sockopt::tcp_keepintvl(&socket).expect("TCP"), KEEP_INTERVAL);
+        assert_eq!(sockopt::tcp_keepcnt(&socket).expect("TCP"), KEEP_COUNT);
+    }
+
+    /// More than the client's socket holds is on its way when the server ends the connection without having read all.
+    #[test]
+    fn a_client_gets_what_was_sent_before_the_end() {
+        let (mut socket, mut client) = connected();
+        let chunk = vec![7; 1 << 16];
+        let mut sent = 0;
+        while let Some(count) = socket.send(&[IoSlice::new(&chunk)]).expect("it is connected") {
+            sent += count;
+        }
+        client.write_all(&[1; 5000]).expect("there is room");
+        let ending = std::thread::spawn(move || {
+            socket.end(Instant::now() + Duration::from_secs(20), &mut [0; 512])
+        });
+        let mut received = Vec::new();
+        // Reading over goes on until the client ends, too.
+        client.read_to_end(&mut received).expect("no reset");
+        assert_eq!(received.len(), sent);
+        drop(client);
+        ending.join().expect("no panic").expect("the client ended");
     }
 }

@@ -3,6 +3,7 @@
 include!("../../../client-lib/tests/support/rack.rs");
 
 mod contents;
+mod lease_end;
 mod no_allocation;
 mod owners;
 mod silence;

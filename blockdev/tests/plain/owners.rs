@@ -2,9 +2,11 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use bluebridge_blockdev::device::MapError;
+use bluebridge_blockdev::device::{LEASE_MIN, MapError};
 
 use super::*;
+
+const SLAB: u32 = 1 << 20;
 
 #[test]
 fn a_disk_in_use_cannot_be_attached_or_deleted() {
@@ -76,9 +78,22 @@ fn the_next_owner_waits_for_a_lease_that_its_server_forgot() {
             }
         });
         let before = count.load(Ordering::SeqCst);
-        let attached = Disk::attach(world.owner(), pointer, options(400));
+        let refused = scope.spawn(|| {
+            // It has taken the table; now it waits for the first one.
+            let mut client = world.client();
+            bluebridge_testkit::until("the second owner has the table", || {
+                let mut page = [0; 4096];
+                let table = pointer.checked_add(4096).expect("inside");
+                client.read(table, &mut page).is_ok() && page[23] == 2
+            });
+            let options = OpenOptions { deadline: Duration::from_millis(200), ..options(500) };
+            Disk::attach(world.owner(), pointer, options).map(drop).expect_err("it is taken")
+        });
+        let attached = Disk::attach(world.owner(), pointer, options(500));
         is_second.store(true, Ordering::SeqCst);
         let (second, _keeper) = attached.expect("its server has forgotten the lease");
+        let refused = refused.join().expect("no panic");
+        assert!(matches!(refused, DiskError::InUse { .. }), "{refused}");
         assert!(count.load(Ordering::SeqCst) > before, "the first one went on meanwhile");
         let mut client = world.client();
         write(&second, &mut client, 0, b"other").expect("it is the owner");
@@ -91,7 +106,7 @@ fn the_next_owner_waits_for_a_lease_that_its_server_forgot() {
 fn an_owner_whose_lease_ended_goes_on_unless_another_attached_the_disk() {
     let world = World::new(1, 16 << 20);
     let pointer = world.create(4 * MIB, Placement::Linear);
-    let options = || OpenOptions { lease: Duration::from_millis(300), ..world.open_options() };
+    let options = || OpenOptions { lease: Duration::from_millis(500), ..world.open_options() };
     let attached = Disk::attach(world.client(), pointer, options());
     let (disk, _keeper) = attached.expect("nobody has it");
     let mut client = world.client();
@@ -148,6 +163,10 @@ fn what_is_no_disk_is_not_attached() {
         let error = Disk::create(&mut client, &options).expect_err("impossible");
         assert!(matches!(error, DiskError::Options(_)), "{error}");
     }
+    let pointer = world.create(MIB, Placement::Linear);
+    let options = OpenOptions { lease: LEASE_MIN / 2, ..world.open_options() };
+    let error = Disk::attach(world.owner(), pointer, options).map(drop).expect_err("too short");
+    assert!(matches!(error, DiskError::Options(_)), "{error}");
 }
 
 /// Threads write, trim and read their own parts of the same slabs: nothing that was acknowledged is lost.
@@ -183,4 +202,44 @@ fn slabs_are_freed_beside_writers_without_a_loss() {
         }
     });
     assert!(disk.end().is_none());
+}
+
+/// Threads discard the parts of the same slabs at once, and slabs of the same page of the table: all of them are freed.
+#[test]
+fn slabs_that_are_discarded_at_once_are_freed() {
+    const THREADS: u32 = 4;
+    let world = World::new(2, 32 << 20);
+    let pointer = world.create(8 * MIB, Placement::Striped);
+    let map = world.used_pages().iter().sum::<u64>();
+    let (disk, _keeper) = world.attach(pointer);
+    let part = SLAB / THREADS;
+    for round in 0..12_u32 {
+        let mut client = world.client();
+        for slab in 0..8 {
+            write(&disk, &mut client, slab * MIB, &[1]).expect("there is room");
+        }
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (disk, mut client) = (&disk, world.client());
+                scope.spawn(move || {
+                    let zeroes = Operation::Zero { allocates: false };
+                    for slab in 0..8_u32 {
+                        // Whole slabs of their own, or parts of the same ones.
+                        let (operation, offset, bytes) = match round % 3 {
+                            0 if slab % THREADS != thread => continue,
+                            0 => (Operation::Trim, 0, SLAB),
+                            1 => (Operation::Trim, thread * part, part),
+                            _ => (zeroes, thread * part, part),
+                        };
+                        let offset = u64::from(slab) * MIB + u64::from(offset);
+                        single(disk, &mut client, operation, offset, bytes).expect("it is done");
+                    }
+                });
+            }
+        });
+        bluebridge_testkit::until("all slabs are free", || {
+            world.used_pages().iter().sum::<u64>() == map
+        });
+        assert_eq!(disk.allocated_slabs(), 0);
+    }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use bluebridge_testkit::until;
+
 use super::*;
 
 #[test]
@@ -64,4 +66,62 @@ fn a_silent_server_fails_its_slabs_and_no_others() {
     assert_eq!(left, 2, "slabs of the server that is gone, one of them given up");
     assert!(deleted.left.iter().all(|slab| slab.node == stopped));
     assert_eq!(client.stat(pointer.node).expect("it responds").used_pages, 0);
+}
+
+/// A batch has requests for a server that has just died: those for another one are done, and that one is not suspected.
+#[test]
+fn requests_beside_those_for_a_dead_server_are_done() {
+    let mut world = World::new(2, 16 << 20);
+    let pointer = world.create(8 * MIB, Placement::Striped);
+    let options = OpenOptions { deadline: Duration::from_millis(800), ..world.open_options() };
+    let (disk, _keeper) = Disk::attach(world.owner(), pointer, options).expect("nobody has it");
+    let mut client = world.client();
+    for slab in 0..4 {
+        write(&disk, &mut client, slab * MIB, &[byte(slab + 1)]).expect("there is room");
+    }
+    let (lost, stopped) = if pointer.node == NodeId(1) { (1, NodeId(2)) } else { (0, NodeId(1)) };
+    let there = 1 - lost;
+    world.rack.stop(stopped);
+    let zeroes = Operation::Zero { allocates: false };
+    let mut output = [0; 2];
+    let mut tasks = [
+        Task::new(zeroes, lost * MIB, 4096, 0..0),
+        Task::new(Operation::Write, (lost + 2) * MIB, 1, 0..1),
+        // A new slab, whose first choice is dead.
+        Task::new(Operation::Write, (lost + 4) * MIB, 1, 0..1),
+        Task::new(zeroes, (lost + 2) * MIB, 4096, 0..0),
+        Task::new(Operation::Write, (there + 2) * MIB + 5, 1, 0..1),
+        Task::new(Operation::Read, lost * MIB, 1, 0..1),
+        Task::new(Operation::Read, there * MIB, 1, 1..2),
+        Task::new(zeroes, (there + 2) * MIB, 1, 0..0),
+    ];
+    disk.execute(&mut client, &mut tasks, &[9], &mut output);
+    let results = tasks.map(|task| task.result.expect("it has ended"));
+    let unanswered = Err(Failure::Unanswered);
+    let expected = [unanswered, unanswered, Ok(()), unanswered, Ok(()), unanswered, Ok(()), Ok(())];
+    assert_eq!(results, expected);
+    assert_eq!(output[1], byte(there + 1));
+    assert_eq!(read(&disk, &mut client, (there + 2) * MIB, 6), Ok(vec![0, 0, 0, 0, 0, 9]));
+    assert_eq!(read(&disk, &mut client, (lost + 4) * MIB, 1), Ok(vec![9]));
+    assert_eq!(read(&disk, &mut client, lost * MIB, 1), Err(Failure::Silent));
+}
+
+/// A batch that takes longer than the deadline, on servers that respond, is done; also what waits for the others.
+#[test]
+fn requests_that_make_progress_do_not_fail() {
+    let world = World::new(2, 128 << 20);
+    let pointer = world.create(64 * MIB, Placement::Striped);
+    let options = OpenOptions { deadline: Duration::from_millis(50), ..world.open_options() };
+    let (disk, _keeper) = Disk::attach(world.owner(), pointer, options).expect("nobody has it");
+    let mut client = world.client();
+    let bytes = length(64 << 20);
+    let zeroes = Operation::Zero { allocates: true };
+    until("all slabs are there", || {
+        single(&disk, &mut client, zeroes, 0, bytes).is_ok() && disk.allocated_slabs() == 64
+    });
+    let began = Instant::now();
+    let mut tasks: Vec<_> = (0..16).map(|_| Task::new(zeroes, 0, bytes, 0..0)).collect();
+    disk.execute(&mut client, &mut tasks, &[], &mut []);
+    assert!(tasks.iter().all(|task| task.result == Some(Ok(()))), "{tasks:?}");
+    assert!(began.elapsed() > Duration::from_millis(50), "otherwise it shows nothing");
 }

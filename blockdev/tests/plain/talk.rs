@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use bluebridge_blockdev::nbd::Export;
-use bluebridge_blockdev::server::{Listener, SEND_DEADLINE, Server};
+use bluebridge_blockdev::server::{END_DEADLINE, Limits, Listener, STOP_DEADLINE, Server};
 use bluebridge_testkit::Scratch;
 
 use super::*;
@@ -20,6 +20,10 @@ struct Served {
 
 impl Served {
     fn start(threads: usize) -> Self {
+        Self::start_with(threads, Limits::default())
+    }
+
+    fn start_with(threads: usize, limits: Limits) -> Self {
         let world = World::new(2, 32 << 20);
         let pointer = world.create(8 * MIB, Placement::Striped);
         let (disk, keeper) = world.attach(pointer);
@@ -34,7 +38,7 @@ impl Served {
             is_read_only: false,
             payload_bytes_max: 1 << 20,
         };
-        let server = Server::start(&disk, clients, listener, export).expect("threads");
+        let server = Server::start(&disk, clients, listener, export, limits).expect("threads");
         Self { server: Some(server), path, disk, world, _keeper: keeper, _scratch: scratch }
     }
 
@@ -206,7 +210,35 @@ fn a_server_stops_whatever_its_clients_do() {
     bluebridge_testkit::until("requests are answered", || replies.load(Ordering::SeqCst) > 16);
     let began = std::time::Instant::now();
     served.server.take().expect("it runs").stop();
-    assert!(began.elapsed() < SEND_DEADLINE / 2, "{:?}", began.elapsed());
+    let limit = (STOP_DEADLINE + END_DEADLINE) * 5;
+    assert!(began.elapsed() < limit, "{:?}", began.elapsed());
     thread.join().expect("its connection was closed");
     drop(deaf);
+}
+
+/// A client that sends a part of a request and no more does not keep its thread.
+#[test]
+fn a_client_that_does_not_finish_a_request_loses_its_connection() {
+    let limits = Limits { request: Duration::from_millis(100), ..Limits::default() };
+    let served = Served::start_with(1, limits);
+    let mut peer = served.connect();
+    peer.send(&[request(1, 7, 100, 2), b"ok".to_vec()].concat());
+    assert_eq!(peer.receive(16), replied(0, 7));
+    // Nothing of the next request has arrived, so its time has not begun.
+    std::thread::sleep(2 * limits.request);
+    peer.send(&request(0, 8, 100, 2));
+    assert_eq!(peer.receive(18), [replied(0, 8), b"ok".to_vec()].concat());
+    // A part of its head, of its data, and of data that is read over.
+    for part in [
+        request(1, 9, 0, 2)[..10].to_vec(),
+        [request(1, 9, 0, 2), b"o".to_vec()].concat(),
+        [request(1, 9, 8 * MIB, 2), b"o".to_vec()].concat(),
+    ] {
+        peer.send(&part);
+        assert!(peer.is_closed());
+        // There is one thread, which takes the next one.
+        peer = served.connect();
+    }
+    peer.send(&request(0, 8, 100, 2));
+    assert_eq!(peer.receive(18), [replied(0, 8), b"ok".to_vec()].concat());
 }

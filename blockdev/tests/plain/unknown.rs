@@ -12,7 +12,7 @@ use super::*;
 
 /// What a carrier of [`Deaf`] does.
 #[derive(Default)]
-struct Ear {
+pub(super) struct Ear {
     /// Which requests get no response: the code of a command, or 0.
     command: AtomicU16,
     is_deaf: AtomicBool,
@@ -20,19 +20,24 @@ struct Ear {
 
 impl Ear {
     /// From the next request of this command on, nothing is received.
-    fn deafen(&self, command: Command) {
+    pub(super) fn deafen(&self, command: Command) {
         self.command.store(command.code().into(), Ordering::SeqCst);
     }
 
+    /// From now on nothing is received.
+    pub(super) fn deafen_now(&self) {
+        self.is_deaf.store(true, Ordering::SeqCst);
+    }
+
     /// Ends that; returns whether there was such a request.
-    fn open(&self) -> bool {
+    pub(super) fn open(&self) -> bool {
         self.command.store(0, Ordering::SeqCst);
         self.is_deaf.swap(false, Ordering::SeqCst)
     }
 }
 
 /// A carrier that loses responses.
-struct Deaf(MemoryTransport, Arc<Ear>);
+pub(super) struct Deaf(MemoryTransport, Arc<Ear>);
 
 impl Transport for Deaf {
     fn capabilities(&self) -> &Capabilities {
@@ -81,15 +86,17 @@ impl Transport for Deaf {
     }
 }
 
-fn client(world: &World) -> (Client<Deaf>, Arc<Ear>) {
+pub(super) fn client(world: &World) -> (Client<Deaf>, Arc<Ear>) {
     let node = NodeId(NEXT_CLIENT.fetch_add(1, Ordering::Relaxed));
     let ear = Arc::<Ear>::default();
     let carrier = Deaf(world.rack.attach(node), Arc::clone(&ear));
     (Client::open(world.config(node), carrier), ear)
 }
 
+/// The keeper has a client that loses nothing, and so seldom looks what is owed that these tests are over before.
 fn options(world: &World) -> OpenOptions {
-    OpenOptions { deadline: Duration::from_millis(600), ..world.open_options() }
+    let lease = Duration::from_secs(60);
+    OpenOptions { deadline: Duration::from_millis(600), lease, ..world.open_options() }
 }
 
 const SLAB: u32 = 1 << 20;
@@ -181,4 +188,71 @@ fn zeroes_that_were_not_acknowledged_make_nothing_unwanted() {
     });
     single(&disk, &mut client, Operation::Trim, MIB / 2, SLAB / 2).expect("a hint");
     assert_eq!(disk.allocated_slabs(), 2, "its other half is wanted");
+}
+
+/// A page of the table has room for one slab that may be in it or not. If that is used again, it makes room.
+#[test]
+fn a_slab_whose_place_is_unknown_and_that_is_used_does_not_keep_others_from_being_freed() {
+    let world = World::new(1, 32 << 20);
+    let pointer = world.create(4 * MIB, Placement::Linear);
+    let (disk, _keeper) =
+        Disk::attach(world.owner(), pointer, options(&world)).expect("nobody has it");
+    let (mut deaf, ear) = client(&world);
+    let mut client = world.client();
+    for slab in 0..2 {
+        write(&disk, &mut client, slab * MIB, b"kept").expect("there is room");
+    }
+    ear.deafen(Command::Commit);
+    single(&disk, &mut deaf, Operation::Trim, 0, SLAB).expect("a hint");
+    assert!(ear.open(), "the table was to be changed");
+    ear.deafen(Command::Update);
+    let zeroes = Operation::Zero { allocates: false };
+    single(&disk, &mut deaf, zeroes, 0, 4096).expect_err("the table cannot be changed");
+    assert!(ear.open());
+    assert_eq!(disk.allocated_slabs(), 2);
+    // The lease whose response was lost ends by itself.
+    bluebridge_testkit::until("the other slab is freed", || {
+        single(&disk, &mut client, Operation::Trim, MIB, SLAB).expect("a hint");
+        disk.allocated_slabs() == 1
+    });
+    write(&disk, &mut client, 0, b"new").expect("the slab is there");
+    assert_eq!(read(&disk, &mut client, 0, 3), Ok(b"new".to_vec()));
+}
+
+/// What an owner has taken out of the table and has not freed, the next one frees while it serves.
+#[test]
+fn the_next_owner_frees_what_was_given_up() {
+    let world = World::new(1, 32 << 20);
+    let pointer = world.create(2 * MIB, Placement::Linear);
+    let (disk, keeper) =
+        Disk::attach(world.owner(), pointer, options(&world)).expect("nobody has it");
+    let map = world.used_pages()[0];
+    let (mut client, ear) = client(&world);
+    write(&disk, &mut client, 0, b"gone").expect("there is room");
+    // Not even sent: the page of the table names it.
+    ear.deafen(Command::Commit);
+    single(&disk, &mut client, Operation::Trim, 0, SLAB).expect("a hint");
+    assert!(ear.open());
+    assert_eq!(world.used_pages()[0], map + u64::from(SLAB) / 4096);
+    drop(keeper);
+    let (again, _keeper) = world.attach(pointer);
+    bluebridge_testkit::until("it is free", || world.used_pages()[0] == map);
+    assert_eq!(again.allocated_slabs(), 0);
+}
+
+/// A server that does not respond to this client, and then does, is no more suspected when it allocates a slab.
+#[test]
+fn a_suspected_server_that_allocates_a_slab_is_used() {
+    let world = World::new(1, 32 << 20);
+    let pointer = world.create(4 * MIB, Placement::TwoChoices);
+    let (disk, _keeper) =
+        Disk::attach(world.owner(), pointer, options(&world)).expect("nobody has it");
+    let (mut client, ear) = client(&world);
+    write(&disk, &mut client, 0, b"kept").expect("there is room");
+    ear.deafen_now();
+    assert_eq!(read(&disk, &mut client, 0, 4), Err(Failure::Unanswered));
+    assert_eq!(read(&disk, &mut client, 0, 4), Err(Failure::Silent), "it is suspected");
+    assert!(ear.open());
+    write(&disk, &mut client, MIB, b"new").expect("the server responds");
+    assert_eq!(read(&disk, &mut client, 0, 4), Ok(b"kept".to_vec()));
 }

@@ -10,16 +10,16 @@ use std::time::Duration;
 
 use anyhow::Context;
 use bluebridge::{Client, NodeId, Pointer};
-use bluebridge_blockdev::device::{Disk, DiskOptions, Keeper, OpenOptions, Placement};
+use bluebridge_blockdev::device::{Disk, DiskOptions, Keeper, LEASE_MIN, OpenOptions, Placement};
 use bluebridge_blockdev::nbd::{Export, NAME_BYTES_MAX};
-use bluebridge_blockdev::server::{Server, lock_memory, mark_as_io_thread};
+use bluebridge_blockdev::server::{Limits, Server, lock_memory, mark_as_io_thread};
 use bluebridge_rack::{Cancel, readiness, spec::ByteSize};
 use bluebridge_transport::udp::UdpTransport;
 use clap::{Args, Subcommand, ValueEnum};
 use rand::{TryRngCore, rngs::OsRng};
 use serde_json::json;
 
-use self::listen::{Listening, Place};
+use self::listen::{Listening, Place, quoted};
 use super::member::{Deadline, Member};
 use super::{Global, interrupt};
 use crate::exit::{Exit, UsageError};
@@ -101,7 +101,7 @@ struct Serve {
     /// Lock this process's memory, which a disk to swap to needs
     #[arg(long, value_enum, value_name = "yes|no", default_value = "yes")]
     lock: Lock,
-    /// How long this process may go on without a response of the map's server, 100ms to 10s: after it was killed, the
+    /// How long this process may go on without a response of the map's server, 500ms to 10s: after it was killed, the
     /// next one waits for up to twice that time
     #[arg(long, value_name = "TIME", default_value = "4s")]
     lease: Deadline,
@@ -129,11 +129,13 @@ struct Served {
     keeper: Keeper<UdpTransport>,
     server: Server,
     cancel: Cancel,
+    /// Its file is removed when this is dropped.
+    listening: Listening,
 }
 
 fn serve(options: &Serve, global: Global) -> anyhow::Result<Exit> {
-    if !(Duration::from_millis(100)..=Duration::from_secs(10)).contains(&options.lease.0) {
-        return Err(UsageError("--lease must be 100ms to 10s".to_owned()).into());
+    if !(LEASE_MIN..=Duration::from_secs(10)).contains(&options.lease.0) {
+        return Err(UsageError("--lease must be 500ms to 10s".to_owned()).into());
     }
     if options.size.is_none() && options.attach.is_none() {
         return Err(UsageError(NEITHER.to_owned()).into());
@@ -147,11 +149,10 @@ fn serve(options: &Serve, global: Global) -> anyhow::Result<Exit> {
         properties.check()?;
     }
     let place = Place::of(options.socket.as_deref(), options.listen, options.expose)?;
+    place.check()?;
     let session = options.member.join_as_owner(None)?;
     // An attach may wait for a long time, and nothing is lost if a signal ends the process meanwhile.
     let cancel = options.attach.is_none().then(watch).transpose()?;
-    // In the rack's namespace, if it is for a rack.
-    let mut listening = place.listen()?;
     if options.lock == Lock::Yes {
         lock_memory()?;
         if let Err(error) = mark_as_io_thread()
@@ -170,7 +171,7 @@ fn serve(options: &Serve, global: Global) -> anyhow::Result<Exit> {
         (None, Some(properties)) => Disk::create(&mut client, properties)?,
         (None, None) => return Err(UsageError(NEITHER.to_owned()).into()),
     };
-    let served = match start(options, client, &watcher, pointer, &mut listening, cancel, global) {
+    let served = match start(options, client, &watcher, pointer, place, cancel, global) {
         Err(error) if options.attach.is_none() => {
             return Err(deleted_again(&mut watcher, pointer, error));
         }
@@ -179,6 +180,8 @@ fn serve(options: &Serve, global: Global) -> anyhow::Result<Exit> {
     readiness::report_ready();
     let ended = until_end(&served.disk, &watcher, &served.cancel);
     served.server.stop();
+    // Nobody listens any more.
+    drop(served.listening);
     if let Some(client) = served.keeper.stop() {
         // Its sessions would expire anyway.
         let _ = client.close();
@@ -204,7 +207,7 @@ fn start(
     client: Client<UdpTransport>,
     watcher: &Client<UdpTransport>,
     pointer: Pointer,
-    listening: &mut Listening,
+    place: Place,
     cancel: Option<Cancel>,
     global: Global,
 ) -> anyhow::Result<Served> {
@@ -216,6 +219,8 @@ fn start(
     };
     let (disk, keeper) = Disk::attach(client, pointer, open)?;
     let cancel = cancel.map_or_else(watch, Ok)?;
+    // Not before: a signal while an attach waits would leave the socket's file. In the rack's namespace, if it is for one.
+    let mut listening = place.listen()?;
     let export = Export {
         name: options.export.as_deref().unwrap_or_else(|| disk.name()).into(),
         description: format!("remote memory at {pointer}").into(),
@@ -225,10 +230,10 @@ fn start(
     };
     let name = export.name.clone();
     let listener = listening.take().context("the socket is used once")?;
-    let server =
-        Server::start(&disk, clients?, listener, export).context("cannot serve connections")?;
-    print(options, &disk, &name, listening, global)?;
-    Ok(Served { disk, keeper, server, cancel })
+    let server = Server::start(&disk, clients?, listener, export, Limits::default())
+        .context("cannot serve connections")?;
+    print(options, &disk, &name, &listening, global)?;
+    Ok(Served { disk, keeper, server, cancel, listening })
 }
 
 /// Watches for signals.
@@ -281,12 +286,12 @@ fn print(
         return output::delivered(&format!("{}\n", serde_json::to_string_pretty(&document)?));
     }
     let size = ByteSize(disk.size_bytes());
-    let (kernel, place) = (listening.nbd_client(name), listening.option());
+    let (kernel, place, quoted) = (listening.nbd_client(name), listening.option(), quoted(&uri));
     let member = options.member.chosen();
     output::delivered(&format!(
         "The disk {pointer} of {size} is served as {uri}\n\
-         look at it:     nbdinfo '{uri}'\n\
-         copy to it:     qemu-img convert -n -O raw IMAGE '{uri}'\n\
+         look at it:     nbdinfo {quoted}\n\
+         copy to it:     qemu-img convert -n -O raw IMAGE {quoted}\n\
          use it:         {kernel}\n\
          serve it again: bluebridge disk --attach {pointer} {place}{member}\n\
          free it:        bluebridge disk delete {pointer}{member}\n\

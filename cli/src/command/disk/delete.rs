@@ -26,7 +26,7 @@ pub(super) fn run(options: &Delete, global: Global) -> anyhow::Result<Exit> {
     let mut session = options.member.join()?;
     let deleted = Disk::delete(&mut session.client, options.pointer, options.force);
     session.leave();
-    let Deleted { slab_count, left } = deleted?;
+    let Deleted { slab_count, left, map } = deleted?;
     let left: Vec<_> = left.iter().map(Pointer::to_string).collect();
     if global.json {
         output::json(&json!({
@@ -40,5 +40,12 @@ pub(super) fn run(options: &Delete, global: Global) -> anyhow::Result<Exit> {
             "The disk is deleted. {count} slabs are still allocated, because their servers did not free them:\n{slabs}\n"
         ))?;
     }
-    Ok(Exit::Ok)
+    match map {
+        None => Ok(Exit::Ok),
+        // After the list: nobody else has it, if the map is gone.
+        Some(error) => {
+            let words = "whether the disk's map is free is unknown; delete the disk again";
+            Err(anyhow::Error::new(error).context(words))
+        }
+    }
 }

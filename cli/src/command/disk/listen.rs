@@ -3,8 +3,9 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,12 +13,16 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use bluebridge_blockdev::server::Listener;
 use bluebridge_rack::network::host::FABRIC;
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::exit::UsageError;
 
 /// How long a process that was killed may take to give its socket up, and how often that is looked at.
 const DYING: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(20);
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
 
 /// A place to listen.
 #[derive(Clone, Debug)]
@@ -31,6 +36,8 @@ pub(super) enum Place {
 pub(super) struct Listening {
     listener: Option<Listener>,
     place: Place,
+    /// The device and the number of a unix socket's file.
+    file: Option<(u64, u64)>,
 }
 
 impl Place {
@@ -55,6 +62,17 @@ impl Place {
         }
     }
 
+    /// Checks a path, before anything is done for it.
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        let Self::Socket(path) = self else { return Ok(()) };
+        let folder = folder(path);
+        if !folder.is_dir() {
+            let words = format!("{} is no folder; choose another --socket", folder.display());
+            return Err(UsageError(words).into());
+        }
+        unused(path, Then::Keep).map(drop)
+    }
+
     pub(super) fn listen(self) -> anyhow::Result<Listening> {
         match self {
             Self::Tcp(address) => {
@@ -62,17 +80,19 @@ impl Place {
                     .with_context(|| format!("cannot listen on {address}"))?;
                 let bound = listener.local_addr().context("cannot read the socket's address")?;
                 let listener = Some(Listener::Tcp(listener));
-                Ok(Listening { listener, place: Self::Tcp(bound) })
+                Ok(Listening { listener, place: Self::Tcp(bound), file: None })
             }
             Self::Socket(path) => {
-                remove_unused(&path)?;
                 let failed = || format!("cannot listen on {}", path.display());
-                let listener = UnixListener::bind(&path).with_context(failed)?;
-                let listener = Some(Listener::Unix(listener));
-                let listening = Listening { listener, place: Self::Socket(path.clone()) };
-                // Whoever may write to the file may write to the disk.
+                let (bound, file) =
+                    bind(&path, unused(&path, Then::Remove)?).with_context(failed)?;
+                let place = Self::Socket(path.clone());
+                let mut listening = Listening { listener: None, place, file: Some(file) };
+                // Whoever may write to the file may write to the disk. Before anybody can connect.
                 fs::set_permissions(&path, fs::Permissions::from_mode(0o600))
                     .with_context(failed)?;
+                rustix::net::listen(&bound, BACKLOG).with_context(failed)?;
+                listening.listener = Some(Listener::Unix(UnixListener::from(bound)));
                 Ok(listening)
             }
         }
@@ -87,24 +107,88 @@ fn is_inside(address: IpAddr) -> bool {
     }
 }
 
-/// Removes a socket's file that a killed process left.
-fn remove_unused(path: &Path) -> anyhow::Result<()> {
-    let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
+/// What to do with the file of a socket that nobody uses.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Then {
+    Keep,
+    Remove,
+}
+
+/// Makes sure that no process uses a path, or has another kind of file there; what a killed process left is removed. The
+/// lock that is returned keeps other processes from using it.
+fn unused(path: &Path, then: Then) -> anyhow::Result<Option<Locked>> {
     let taken =
         |why: &str| UsageError(format!("{} {why}; choose another --socket", path.display()));
-    if !found.file_type().is_socket() {
-        return Err(taken("exists, and is no socket").into());
-    }
     let until = Instant::now() + DYING;
     loop {
-        match UnixStream::connect(path) {
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
-                let removed = fs::remove_file(path);
-                return removed.with_context(|| format!("cannot remove {}", path.display()));
+        // Not while waiting: the other process may need it in order to end.
+        let locked = match then {
+            Then::Keep => None,
+            Then::Remove => Some(Locked::take(path)?),
+        };
+        let Ok(found) = fs::symlink_metadata(path) else { return Ok(locked) };
+        if !found.file_type().is_socket() {
+            return Err(taken("exists, and is no socket").into());
+        }
+        if !is_bound(path) {
+            if then == Then::Remove {
+                fs::remove_file(path)
+                    .with_context(|| format!("cannot remove {}", path.display()))?;
             }
-            // One that was killed may still be about to end.
-            _ if Instant::now() < until => thread::sleep(LOOK),
-            _ => return Err(taken("is in use by another process").into()),
+            return Ok(locked);
+        }
+        if Instant::now() >= until {
+            return Err(taken("is in use by another process").into());
+        }
+        // One that was killed may still be about to end.
+        drop(locked);
+        thread::sleep(LOOK);
+    }
+}
+
+/// Whether a process has the socket of a file. One that listens does not notice: a socket of another kind cannot connect.
+fn is_bound(path: &Path) -> bool {
+    let probed = UnixDatagram::unbound().and_then(|probe| probe.connect(path));
+    probed.map_or_else(|error| error.kind() != ErrorKind::ConnectionRefused, |()| true)
+}
+
+/// Makes a socket with a file that nobody can connect to yet; returns the file's device and number.
+fn bind(path: &Path, locked: Option<Locked>) -> anyhow::Result<(OwnedFd, (u64, u64))> {
+    let address = SocketAddrUnix::new(path)?;
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::bind(&socket, &address)?;
+    let file = identity(&fs::symlink_metadata(path)?);
+    drop(locked);
+    Ok((socket, file))
+}
+
+fn identity(found: &fs::Metadata) -> (u64, u64) {
+    (found.dev(), found.ino())
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// The lock on the folder of a socket, which processes hold while they look whether a file in it is used and remove it.
+struct Locked(#[expect(dead_code, reason = "closed when dropped")] OwnedFd);
+
+impl Locked {
+    fn take(path: &Path) -> anyhow::Result<Self> {
+        let folder = folder(path);
+        let failed = || format!("cannot lock the folder {}", folder.display());
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(folder, flags, Mode::empty()).with_context(failed)?;
+        let until = Instant::now() + 2 * DYING;
+        loop {
+            match flock(&opened, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Self(opened)),
+                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
+                    thread::sleep(LOOK);
+                }
+                Err(error) => return Err(error).with_context(failed),
+            }
         }
     }
 }
@@ -143,7 +227,7 @@ impl Listening {
     /// The option that says this place.
     pub(super) fn option(&self) -> String {
         match &self.place {
-            Place::Socket(path) => format!("--socket {}", path.display()),
+            Place::Socket(path) => format!("--socket {}", quoted(&path.display().to_string())),
             Place::Tcp(address) => format!("--listen {address}"),
         }
     }
@@ -151,19 +235,33 @@ impl Listening {
     /// The command that makes it a block device of Linux.
     pub(super) fn nbd_client(&self, export: &str) -> String {
         let place = match &self.place {
-            Place::Socket(path) => format!("-unix {}", path.display()),
+            Place::Socket(path) => format!("-unix {}", quoted(&path.display().to_string())),
             Place::Tcp(address) => format!("{} {}", address.ip(), address.port()),
         };
-        format!("nbd-client {place} /dev/nbd0 -N '{export}' -b 4096 -C 4 -persist")
+        format!("nbd-client {place} /dev/nbd0 -N {} -b 4096 -C 4 -persist", quoted(export))
     }
 }
 
 impl Drop for Listening {
     fn drop(&mut self) {
-        if let Place::Socket(path) = &self.place {
-            // Another process may have removed it.
+        let (Place::Socket(path), Some(_)) = (&self.place, self.file) else { return };
+        self.listener = None;
+        let _locked = Locked::take(path);
+        // Another process may have replaced it, and its file may have the same number.
+        let is_own = fs::symlink_metadata(path).ok().map(|found| identity(&found)) == self.file;
+        if is_own && !is_bound(path) {
             let _ = fs::remove_file(path);
         }
+    }
+}
+
+/// Text as one word of a shell's command.
+pub(super) fn quoted(text: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/:@%+=,[]".contains(&byte);
+    if !text.is_empty() && text.bytes().all(is_plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
     }
 }
 
@@ -182,19 +280,28 @@ fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+
     use super::*;
 
     fn listening(place: Place) -> Listening {
-        Listening { listener: None, place }
+        Listening { listener: None, place, file: None }
     }
 
     #[test]
     fn clients_are_told_where_to_connect() {
         let tcp = listening(Place::Tcp("[::1]:10809".parse().expect("an address")));
         assert_eq!(tcp.uri("disk"), "nbd://[::1]:10809/disk");
-        assert!(tcp.nbd_client("disk").starts_with("nbd-client ::1 10809 /dev/nbd0 -N 'disk'"));
+        assert!(tcp.nbd_client("disk").starts_with("nbd-client ::1 10809 /dev/nbd0 -N disk "));
         let unix = listening(Place::Socket("/no/such dir/socket".into()));
         assert_eq!(unix.uri("a b"), "nbd+unix:///a%20b?socket=/no/such%20dir/socket");
+        assert_eq!(unix.option(), "--socket '/no/such dir/socket'");
+        let command = unix.nbd_client("it's");
+        assert!(
+            command.starts_with("nbd-client -unix '/no/such dir/socket' /dev/nbd0"),
+            "{command}"
+        );
+        assert!(command.contains(r"-N 'it'\''s' -b"), "{command}");
     }
 
     #[test]
@@ -220,13 +327,26 @@ mod tests {
         let path = scratch.path().join("socket");
         let place = || Place::Socket(path.clone());
         let mut first = place().listen().expect("it is free");
+        let mode = fs::metadata(&path).expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
         let error = place().listen().expect_err("it is in use");
         assert!(error.to_string().contains("in use by another process"), "{error}");
-        drop(first.take());
+        let error = place().check().expect_err("it is in use");
+        assert!(error.to_string().contains("in use by another process"), "{error}");
+        let Some(Listener::Unix(listener)) = first.take() else { panic!("a unix socket") };
+        listener.set_nonblocking(true).expect("a socket");
+        let accepted = listener.accept().expect_err("nobody has connected to see that");
+        assert_eq!(accepted.kind(), ErrorKind::WouldBlock);
+        drop(listener);
+        place().check().expect("nobody listens any more");
+        assert!(path.exists(), "a check removes nothing");
         let second = place().listen().expect("nobody listens any more");
-        std::mem::forget(first);
+        drop(first);
+        UnixStream::connect(&path).expect("the file is that of the second one");
         drop(second);
         assert!(!path.exists(), "it is removed at the end");
+        let elsewhere = Place::Socket(scratch.path().join("no such folder/socket"));
+        elsewhere.check().expect_err("there is no folder");
         fs::write(&path, "precious").expect("written");
         let error = place().listen().expect_err("it is no socket");
         assert!(error.to_string().contains("no socket"), "{error}");
