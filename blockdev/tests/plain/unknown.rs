@@ -256,3 +256,22 @@ fn a_suspected_server_that_allocates_a_slab_is_used() {
     write(&disk, &mut client, MIB, b"new").expect("the server responds");
     assert_eq!(read(&disk, &mut client, 0, 4), Ok(b"kept".to_vec()));
 }
+
+/// Nobody else has the pointers of slabs that are left when the map is freed, and whether it is may be unknown.
+#[test]
+fn a_disk_that_is_deleted_by_force_leaves_a_list_of_its_slabs() {
+    let world = World::new(1, 32 << 20);
+    let pointer = world.create(4 * MIB, Placement::Linear);
+    let (disk, keeper) =
+        Disk::attach(world.owner(), pointer, options(&world)).expect("nobody has it");
+    let (mut client, ear) = client(&world);
+    write(&disk, &mut client, 0, b"kept").expect("there is room");
+    drop(keeper);
+    ear.deafen(Command::Delete);
+    client.set_deadline(Duration::from_millis(300));
+    let deleted = Disk::delete(&mut client, pointer, true).expect("the list is not lost");
+    assert!(ear.open());
+    assert_eq!((deleted.slab_count, deleted.left.len()), (1, 1));
+    let error = deleted.map.expect("there was no response");
+    assert!(error.is_outcome_unknown(), "{error}");
+}

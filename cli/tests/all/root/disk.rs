@@ -452,11 +452,22 @@ fn a_memory_server_that_is_killed_fails_its_slabs_until_it_is_back() {
     until("the lease has ended", || {
         peer.read(0, BLOCK) == Err(5) && peer.read(1 << 20, BLOCK) == Err(5)
     });
+    // Another process waits for the server, too. Its restart must not make that one the owner: the first one lives.
+    let place = rack.scratch.path().join("other");
+    let place = place.to_str().expect("an ASCII path");
+    let words = ["disk", "--attach", disk.pointer(), "--as", "c2", "--socket", place];
+    let mut other = rack.command(&[&words[..], &["--lock", "no", "--deadline", "6s"]].concat());
+    let other = other.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("starts");
     rack.text(&["rack", "restart", &home, "--keep"]);
     for slab in 0..4_u64 {
         until("the disk is used again", || peer.read(slab << 20, BLOCK) == Ok(block(slab + 1)));
     }
     peer.write(9 << 20, &block(10)).expect("the map can be changed again");
+    let refused = other.wait_with_output().expect("our own child");
+    let words = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(3), "{words}");
+    assert!(words.contains("serves this disk"), "{words}");
+    assert_eq!(peer.read(9 << 20, BLOCK), Ok(block(10)));
     let log = said(&rack);
     assert!(log.contains("the disk is this process's again"), "{log}");
     for words in ["a memory server does not respond", "a memory server responds again"] {
