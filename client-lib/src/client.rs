@@ -78,6 +78,12 @@ impl<T: Transport> Client<T> {
         self.deadline = deadline;
     }
 
+    /// The node of its endpoint.
+    #[must_use]
+    pub const fn node(&self) -> NodeId {
+        self.driver.requester.config().node
+    }
+
     /// How long each call may take.
     #[must_use]
     pub const fn deadline(&self) -> Duration {

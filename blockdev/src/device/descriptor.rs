@@ -15,6 +15,7 @@
 //! 43   length of the name
 //! 44   for how long an owner may go on, in milliseconds
 //! 48   name
+//! 304  the owner's node, or 0
 //! 4092 CRC32C                     4092 CRC32C
 //! ```
 
@@ -38,6 +39,7 @@ const FREEING_AT: usize = 32;
 const ENTRIES_AT: usize = 48;
 const POINTER_BYTES: usize = 16;
 const NAME_AT: usize = 48;
+const NODE_AT: usize = NAME_AT + 256;
 /// A lease has at most as many milliseconds as UPDATE can say.
 pub(crate) const LEASE_MAX: Duration = Duration::from_millis(u16::MAX as u64);
 
@@ -86,6 +88,8 @@ pub(crate) struct Properties {
     /// For how long an owner whose end is unknown may trust its lease, counted from the next owner's COMMIT.
     pub(crate) lease: Duration,
     pub(crate) name: Box<str>,
+    /// The node of the owner. A newer process of it is certainly the only one.
+    pub(crate) node: u16,
 }
 
 impl Properties {
@@ -118,6 +122,7 @@ impl Properties {
         let lease = self.lease.min(LEASE_MAX).as_nanos().div_ceil(1_000_000);
         page[44..48].copy_from_slice(&u32::try_from(lease).unwrap_or(u32::MAX).to_be_bytes());
         page[NAME_AT..NAME_AT + length].copy_from_slice(&name[..length]);
+        page[NODE_AT..NODE_AT + 2].copy_from_slice(&self.node.to_be_bytes());
         seal(&mut page);
         page
     }
@@ -145,6 +150,7 @@ impl Properties {
             has_ended: page[42] != 0,
             lease: Duration::from_millis(u32::from_be_bytes(lease).into()),
             name: name.map_err(|_| MapError::Properties)?.into(),
+            node: u16::from_be_bytes([page[NODE_AT], page[NODE_AT + 1]]),
         };
         let is_possible = properties.size_bytes > 0
             && properties.slab_bytes.is_power_of_two()
@@ -267,6 +273,7 @@ mod tests {
             has_ended: true,
             lease: Duration::from_millis(4321),
             name: "swap of worker-7".into(),
+            node: 513,
         }
     }
 

@@ -31,7 +31,7 @@ const LOOK: Duration = Duration::from_millis(2);
 /// The pause after a failure to take the lease.
 const PAUSE: Duration = Duration::from_millis(50);
 /// A call of the keeper: it must see in time that it is to end.
-const CALL: Duration = Duration::from_secs(1);
+pub(super) const CALL: Duration = Duration::from_secs(1);
 /// Leases are renewed for as long as the disk is served.
 const RENEWED_FOR: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 

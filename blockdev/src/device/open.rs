@@ -12,7 +12,7 @@ use crossbeam_utils::atomic::AtomicCell;
 use super::call::Turn;
 use super::descriptor::{ENTRIES, LEASE_MAX, PAGE_BYTES, Page, Properties, TablePage};
 use super::health::Health;
-use super::keeper::{Keeper, Ownership};
+use super::keeper::{CALL, Keeper, Ownership};
 use super::slabs::Slabs;
 use super::{
     Disk, DiskError, Failure, Freeing, MapError, Placement, Reported, SLAB_BYTES_MAX,
@@ -116,6 +116,7 @@ impl Disk {
             has_ended: true,
             lease: Duration::ZERO,
             name: options.name.as_str().into(),
+            node: 0,
         };
         let map = client.create(properties.map_bytes())?;
         let filled = (|| {
@@ -348,7 +349,8 @@ impl Taken {
 /// the client's deadline for another owner's lease.
 ///
 /// An owner that lives may have no lease at the moment: its server forgets it when it is restarted, and then it takes it
-/// again as soon as it sees that. It is given the time for that, unless its lease was seen to end by itself.
+/// again as soon as it sees that. It is given the time for that, unless its lease was seen to end by itself, or it was an
+/// earlier process of the caller's node.
 fn take<T: Transport>(
     client: &mut Client<T>,
     pointer: Pointer,
@@ -359,6 +361,7 @@ fn take<T: Transport>(
     // When the lease was seen last, and its end then.
     let mut seen: Option<(Instant, Instant)> = None;
     let mut has_waited = false;
+    let own = client.node().0;
     let mut page: Page = [0; PAGE_BYTES];
     let mut update = loop {
         match client.update_with(pointer, &mut page, options) {
@@ -367,11 +370,17 @@ fn take<T: Transport>(
                 let has_ended = seen.is_some_and(|(at, end)| now < at + SEEN && now + ABOUT >= end);
                 let found = Properties::decode(&copied(&update));
                 match found {
-                    Ok(earlier) if !earlier.has_ended && !has_ended && !has_waited => {
+                    Ok(earlier)
+                        if !earlier.has_ended
+                            && earlier.node != own
+                            && !has_ended
+                            && !has_waited =>
+                    {
                         drop(update);
                         has_waited = true;
-                        // It still trusts the lease, then leaves others an eighth of it, then asks.
-                        let time = earlier.lease + earlier.lease / 4;
+                        // It still trusts the lease, then leaves others an eighth of it, then asks; a call that began
+                        // before the server was back may take its time.
+                        let time = earlier.lease + earlier.lease / 4 + CALL;
                         tracing::info!(
                             ?time,
                             "the disk was not given up; its owner may take it again"
@@ -415,6 +424,7 @@ fn take<T: Transport>(
         has_ended: lease.is_none() && earlier.has_ended,
         // If this process ends now, the next one waits for whoever has longer.
         lease: waits.max(lease.unwrap_or_default()),
+        node: own,
         ..earlier
     };
     update.copy_from_slice(&properties.encode());

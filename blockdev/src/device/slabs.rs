@@ -272,6 +272,7 @@ mod tests {
             has_ended: true,
             lease: Duration::ZERO,
             name: "".into(),
+            node: 0,
         };
         let count = usize::try_from(properties.slab_count()).expect("few");
         Slabs::new(&properties, std::iter::repeat_n(None, count))

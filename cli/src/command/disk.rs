@@ -102,7 +102,7 @@ struct Serve {
     #[arg(long, value_enum, value_name = "yes|no", default_value = "yes")]
     lock: Lock,
     /// How long this process may go on without a response of the map's server, 500ms to 10s: after it was killed, the
-    /// next one waits for up to two and a quarter of that time
+    /// next one waits for that time, and another endpoint for up to two and a quarter of it and a second
     #[arg(long, value_name = "TIME", default_value = "4s")]
     lease: Deadline,
     #[command(flatten)]
