@@ -6,6 +6,8 @@ use std::process::ExitCode;
 
 use bluebridge::{Error, JoinError};
 use bluebridge_bench::swap::SwapError;
+use bluebridge_blockdev::device::{DiskError, MapError};
+use bluebridge_blockdev::server::LockError;
 use bluebridge_controller::ControllerError;
 use bluebridge_controller::driver::DriverError;
 use bluebridge_controller::store::StoreError;
@@ -103,6 +105,10 @@ impl Exit {
                 Some(of_input(&error.source))
             } else if let Some(error) = cause.downcast_ref::<SwapError>() {
                 Some(of_swap(error))
+            } else if let Some(error) = cause.downcast_ref::<DiskError>() {
+                Some(of_disk(error))
+            } else if cause.is::<LockError>() {
+                Some(Self::NotPermitted)
             } else if cause.is::<UsageError>() {
                 Some(Self::Usage)
             } else if cause.is::<NotPermittedError>() {
@@ -152,6 +158,16 @@ fn of_swap(error: &SwapError) -> Exit {
         SwapError::NotRoot => Exit::NotPermitted,
         SwapError::FileSystem { .. } => Exit::Usage,
         SwapError::System { source, .. } => of_io(source),
+        _ => Exit::Failure,
+    }
+}
+
+fn of_disk(error: &DiskError) -> Exit {
+    match error {
+        DiskError::InUse { .. } | DiskError::TakenOver => Exit::Refused,
+        DiskError::Map(MapError::NoDisk) | DiskError::Options(_) => Exit::Usage,
+        DiskError::Memory(error) | DiskError::SlabsLeft { first: error, .. } => of_operation(error),
+        DiskError::NotKept => Exit::Unreachable,
         _ => Exit::Failure,
     }
 }

@@ -78,6 +78,18 @@ impl<T: Transport> Client<T> {
         self.deadline = deadline;
     }
 
+    /// The node of its endpoint.
+    #[must_use]
+    pub const fn node(&self) -> NodeId {
+        self.driver.requester.config().node
+    }
+
+    /// How long each call may take.
+    #[must_use]
+    pub const fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
     /// Whether later calls poll for responses before they sleep, for as long as the endpoint is configured to; they do at
     /// first. Without polling a call leaves its core to other threads at once, and responses are seen a little later.
     pub const fn set_polling(&mut self, polls: bool) {

@@ -77,8 +77,42 @@ static E2FSPROGS: Tool = Tool {
     purpose: "makes a file system for the swap files of virtual machines",
 };
 
+/// Its Python module, `nbd`, is of another package.
+static LIBNBD: Tool = Tool {
+    program: "nbdinfo",
+    others: &["nbdcopy"],
+    probe: &["--version"],
+    package: "libnbd-bin",
+    purpose: "is a client of disks for the tests",
+};
+
+static LIBNBD_PYTHON: Tool = Tool {
+    program: "/usr/bin/python3",
+    others: &[],
+    probe: &["-c", "import nbd"],
+    package: "python3-libnbd",
+    purpose: "is a client of disks for the tests",
+};
+
+static PYTHON: Tool = Tool {
+    program: "/usr/bin/python3",
+    others: &[],
+    probe: &["-c", "import fcntl, socket"],
+    package: "python3",
+    purpose: "attaches disks in virtual machines",
+};
+
+static QEMU_UTILS: Tool = Tool {
+    program: "qemu-io",
+    others: &["qemu-img"],
+    probe: &["--version"],
+    package: "qemu-utils",
+    purpose: "is a client of disks for the tests",
+};
+
 /// The tools that tests may call by name. The test runner hides all other programs.
-static OF_TESTS: [&Tool; 5] = [&TSHARK, &IP, &OPEN_VSWITCH, &MININET, &E2FSPROGS];
+static OF_TESTS: [&Tool; 7] =
+    [&TSHARK, &IP, &OPEN_VSWITCH, &MININET, &E2FSPROGS, &LIBNBD, &QEMU_UTILS];
 
 /// A cargo command, and the version that is built where there is none.
 pub(crate) struct CargoTool {
@@ -118,7 +152,7 @@ pub(crate) fn all() -> Result<(), Failure> {
 pub(crate) fn for_tests(runs: impl Fn(&str) -> bool) -> Result<(), Failure> {
     let mut needed = Vec::new();
     if runs("root") {
-        needed.extend([&CLANG, &OPEN_VSWITCH]);
+        needed.extend([&CLANG, &OPEN_VSWITCH, &LIBNBD, &LIBNBD_PYTHON, &QEMU_UTILS]);
     } else if runs("vm") {
         needed.push(&CLANG);
     } else {
@@ -128,7 +162,7 @@ pub(crate) fn for_tests(runs: impl Fn(&str) -> bool) -> Result<(), Failure> {
         needed.push(&IP);
     }
     if runs("vm") {
-        needed.push(&E2FSPROGS);
+        needed.extend([&E2FSPROGS, &PYTHON]);
     }
     // The tests are also in the tier `root`.
     if runs("mininet") && runs("root") {

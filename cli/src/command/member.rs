@@ -146,6 +146,13 @@ impl Member {
         })
     }
 
+    /// The options that chose a rack's client, each after a space, for commands that are printed.
+    pub(super) fn chosen(&self) -> String {
+        let rack = self.rack.as_ref().map_or_else(String::new, |rack| format!(" --rack {rack}"));
+        let client = self.client.map_or_else(String::new, |client| format!(" --as {client}"));
+        rack + &client
+    }
+
     /// The time limit of the join and of each operation.
     pub(super) const fn deadline(&self) -> Duration {
         self.deadline.0

@@ -3,7 +3,7 @@
 //! * Racks and experiments: `rack`, `demo`, `bench`, `experiment`; `steps` prints what they do.
 //! * Daemons: `memserver`, `controller`, `switch`; `member`, `endpoint` and `host` are an endpoint's side,
 //!   `shutdown` and `interrupt` their ends, `trust` TLS, `logging` logs.
-//! * `arena`: memory that outlives memory servers.
+//! * `arena`: memory that outlives memory servers; `disk`: remote memory as a disk.
 //! * A running rack: `memory` reads and writes its memory, `workload` measures that; `operator`, `switch_control` and `controller/query`
 //!   query its servers, switch and controller.
 
@@ -11,6 +11,7 @@ mod arena;
 mod bench;
 mod controller;
 mod demo;
+mod disk;
 mod endpoint;
 mod experiment;
 mod host;
@@ -85,6 +86,7 @@ enum Command {
     Create(memory::create::Create),
     Delete(memory::delete::Delete),
     Demo(demo::Demo),
+    Disk(disk::DiskCommand),
     /// Run an experiment in a temporary rack, with tables, CSV and plots
     #[command(subcommand)]
     Experiment(experiment::Experiment),
@@ -126,6 +128,7 @@ impl Command {
     fn is_daemon(&self) -> bool {
         match self {
             Self::Controller(controller) => controller.is_daemon(),
+            Self::Disk(disk) => disk.is_daemon(),
             Self::Host(host) => host.is_daemon(),
             Self::Memserver(_) => true,
             Self::Rack(rack) => rack.is_daemon(),
@@ -162,6 +165,7 @@ pub fn run() -> ExitCode {
         Command::Create(command) => memory::create::run(command, line.global),
         Command::Delete(command) => memory::delete::run(command, line.global),
         Command::Demo(command) => demo::run(command, line.global),
+        Command::Disk(command) => disk::run(command, line.global),
         Command::Experiment(command) => experiment::run(command, line.global),
         Command::Host(command) => host::run(command, line.global),
         Command::List(command) => operator::list::run(command, line.global),
@@ -351,6 +355,7 @@ mod tests {
         };
         for daemon in [
             "bluebridge controller --store x",
+            "bluebridge disk --size 1G --socket x",
             "bluebridge host up --interface eth0 --watch",
             "bluebridge memserver --name a --interface b --switch-port 1 --controller [::1]:1",
             "bluebridge rack watch",

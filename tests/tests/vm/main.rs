@@ -1,5 +1,6 @@
 //! Tests in virtual machines: what could end the kernel that executes it, and other kernels than this machine's.
 
+mod disk;
 mod kernels;
 mod machines;
 mod racks;

@@ -101,7 +101,7 @@ echo "all is well"
 
 /// How machines are joined.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Switch {
+pub(crate) enum Switch {
     /// The soft switch, over sockets.
     Soft,
     /// The switch in the host's kernel, over tap interfaces.
@@ -109,7 +109,7 @@ enum Switch {
 }
 
 /// The switch and the controller, as processes in this namespace.
-struct Rack {
+pub(crate) struct Rack {
     switch: Switch,
     scratch: Scratch,
     daemons: Vec<(&'static str, Child)>,
@@ -117,7 +117,7 @@ struct Rack {
 
 impl Rack {
     /// Starts a rack with places for two machines.
-    fn start(switch: Switch) -> Self {
+    pub(crate) fn start(switch: Switch) -> Self {
         ip("link set lo up");
         ip("link add sw0 mtu 9000 type veth peer name ctl0 mtu 9000");
         ip("link set sw0 up");
@@ -169,6 +169,18 @@ impl Rack {
         self.daemons.push((name, daemon.expect("it starts")));
     }
 
+    /// A path in the folder in which machines execute their scripts.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.scratch.file(name)
+    }
+
+    /// Writes the file of the long transfer.
+    pub(crate) fn write_long(&self) {
+        let byte = |at: usize| (at.wrapping_mul(31) >> 3).to_le_bytes()[0];
+        let long: Vec<u8> = (0..LONG).map(byte).collect();
+        fs::write(self.file("long"), &long).expect("written");
+    }
+
     fn log(&self, daemon: &str) -> PathBuf {
         self.scratch.file(&format!("{daemon}.log"))
     }
@@ -178,7 +190,13 @@ impl Rack {
     }
 
     /// A machine that is an endpoint while it executes a script.
-    fn endpoint(&self, installed: &Installed, number: u16, name: &str, script: &str) -> Machine {
+    pub(crate) fn endpoint(
+        &self,
+        installed: &Installed,
+        number: u16,
+        name: &str,
+        script: &str,
+    ) -> Machine {
         let link = match self.switch {
             Switch::Soft => {
                 let peer = self.socket(number);
@@ -198,7 +216,7 @@ impl Rack {
     }
 
     /// The logs of the daemons, and those that have ended.
-    fn report(&mut self) -> String {
+    pub(crate) fn report(&mut self) -> String {
         let logs = self.daemons.iter_mut().map(|(name, child)| (*name, child.try_wait()));
         let logs: Vec<_> = logs.collect();
         let text = |(name, ended): &(&str, _)| {
@@ -236,8 +254,7 @@ mod root {
 
 fn memory_is_used_across_machines(switch: Switch, server: &str) {
     let mut rack = Rack::start(switch);
-    let long: Vec<u8> = (0..LONG).map(|at| (at.wrapping_mul(31) >> 3).to_le_bytes()[0]).collect();
-    fs::write(rack.scratch.file("long"), &long).expect("written");
+    rack.write_long();
     let machines = [
         rack.endpoint(&installed(Kernel::V6_1), 1, "s1", server),
         rack.endpoint(&installed(Kernel::V6_12), 2, "c1", CLIENT),

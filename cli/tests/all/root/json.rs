@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use bluebridge_testkit::{Scratch, require_root, until};
 use serde_json::Value;
 
+use super::disk::Serving;
 use super::test_rack::TestRack;
 
 const BOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.md");
@@ -72,6 +73,15 @@ fn assert_documented(shown: &str, text: &str, example: &[Value]) -> Vec<Value> {
     real
 }
 
+/// What a new disk prints when it is served, or deleted afterwards.
+fn served_or_deleted(rack: &TestRack, is_deleted: bool) -> String {
+    let disk = Serving::start(rack, &["--size", "16M"]);
+    let (document, pointer) = (disk.document.to_string(), disk.pointer().to_owned());
+    disk.stop();
+    let deleted = rack.text(&["disk", "delete", &pointer, "--json"]);
+    if is_deleted { deleted } else { document }
+}
+
 #[test]
 fn commands_print_the_documented_json() {
     let rack = TestRack::up("cmd-json", &["--memory", "16M"]);
@@ -91,6 +101,7 @@ fn commands_print_the_documented_json() {
                 let exec = ["rack", "exec", "c2", "--", env!("CARGO_BIN_EXE_bluebridge")];
                 rack.text(&[&exec[..], &json].concat())
             }
+            "disk" => served_or_deleted(&rack, arguments[1] == "delete"),
             "notices" => noticed(&rack, &json),
             "workload" => written_in_scratch(&rack, &json),
             _ => rack.text(&json),

@@ -3,6 +3,7 @@
 mod book;
 mod command;
 mod daemons;
+mod disk;
 mod json;
 mod kept;
 mod memory;
