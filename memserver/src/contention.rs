@@ -7,6 +7,9 @@
 //! A thread also waits on a machine with nothing else to do: the kernel lets a thread that is woken run where the one runs
 //! that wakes it, so a giver and a taker that rest between bursts share a processor while others are idle. So it also counts
 //! what others do at all.
+//!
+//! Others that poll and give way seem to have no work beside a thread that takes all it can get. So at first, and from time
+//! to time, the processor counts as wanted until it is known what they do meanwhile.
 
 mod others;
 
@@ -25,6 +28,9 @@ const PATH: &str = "/proc/thread-self/schedstat";
 
 /// How often the times are read.
 const INTERVAL: Duration = Duration::from_millis(10);
+
+/// After so long at full rate it looks again.
+const NEXT_LOOK: Duration = Duration::from_secs(2);
 
 /// What was before a longer gap says nothing about now: the meter begins anew. A taker rests for less.
 const GAP: Duration = Duration::from_millis(200);
@@ -57,6 +63,9 @@ pub(crate) struct Contention {
     lately: Times,
     others: Others,
     is_contended: bool,
+    /// It is not known yet what others do while this thread does little.
+    is_looking: bool,
+    began_at: Timestamp,
 }
 
 impl Contention {
@@ -66,7 +75,13 @@ impl Contention {
         Self { is_begun: true, read_at: now, is_contended: true, ..Self::default() }
     }
 
-    /// Whether others want the thread's processor. Where the kernel does not count it, nobody seems to.
+    /// One that knows that nobody does.
+    #[cfg(test)]
+    pub(crate) fn of_an_idle_processor(now: Timestamp) -> Self {
+        Self { is_begun: true, read_at: now, began_at: now, ..Self::default() }
+    }
+
+    /// Whether others want the thread's processor, or may do so. Where the kernel does not count it, nobody seems to.
     pub(crate) fn is_contended(&mut self, now: Timestamp) -> bool {
         let since = now.saturating_since(self.read_at);
         if !self.is_begun {
@@ -76,18 +91,25 @@ impl Contention {
         } else if since >= GAP {
             self.begin(now);
         } else if since >= INTERVAL {
-            self.read_at = now;
-            self.others.look(now);
-            if let Some(times) = self.read() {
-                self.note(times);
+            let is_at_full_rate = !self.is_contended && !self.is_looking;
+            if is_at_full_rate && now.saturating_since(self.began_at) >= NEXT_LOOK {
+                self.begin(now);
+            } else {
+                self.read_at = now;
+                self.is_looking &= !self.others.look(now);
+                if let Some(times) = self.read() {
+                    self.note(times);
+                }
             }
         }
-        self.is_contended
+        self.is_contended || self.is_looking
     }
 
     fn begin(&mut self, now: Timestamp) {
-        self.read_at = now;
-        self.last = self.read().unwrap_or_default();
+        (self.read_at, self.began_at) = (now, now);
+        let times = self.read();
+        self.is_looking = times.is_some();
+        self.last = times.unwrap_or_default();
         (self.lately, self.is_contended) = (Times::default(), false);
         self.others.begin(now);
     }

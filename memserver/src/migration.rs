@@ -607,6 +607,7 @@ mod tests {
         let at = |us| Timestamp::ZERO + Duration::from_micros(us);
         // As if lines had been taken since the last look.
         migrations.given = 7;
+        migrations.contention = Contention::of_an_idle_processor(at(5000));
         assert!(migrations.is_hurried(&responder, || at(5000)));
         assert!(migrations.is_hurried(&responder, || at(5999)));
         assert!(!migrations.is_hurried(&responder, || at(6000)));

@@ -617,8 +617,14 @@ impl Taker {
         let mut reads = 0;
         for run in written_runs(&pages) {
             let first_page = self.order.home_line(slot.line).first_page + run.start as u64;
-            let Some((generation, tag)) = pages[run.start].colour else { continue };
-            let Some(pointer) = self.order.pointer(first_page, generation, tag) else { continue };
+            let colour = pages[run.start].colour;
+            let pointer = colour
+                .and_then(|(generation, tag)| self.order.pointer(first_page, generation, tag));
+            let Some(pointer) = pointer else {
+                // What is in the place is of somebody else.
+                slot.has_failed = true;
+                continue;
+            };
             let giver = self.order.migration.giver;
             #[expect(clippy::cast_possible_truncation, reason = "at most a line's bytes, or pages")]
             let (length, what) = ((run.len() * PAGE_BYTES) as u32, READ + run.start as u16);

@@ -473,7 +473,8 @@ impl LineStore for Arena {
 
     fn clear_given(&mut self, pages: Range<u64>) {
         for line in self.lines_in(&pages) {
-            if self.pages.entry(line).state != LineEntry::GIVEN {
+            // Memory that is reserved already is for the line on its way back.
+            if self.pages.entry(line).state != LineEntry::GIVEN || self.places.is_reserved[line] {
                 continue;
             }
             if self.pages.is_own(line) {

@@ -62,13 +62,15 @@ impl Others {
         self.last = self.read();
     }
 
-    /// Looks, if it is time.
-    pub(super) fn look(&mut self, now: Timestamp) {
-        if now.saturating_since(self.looked_at) >= INTERVAL {
+    /// Looks, if it is time. Returns whether it did.
+    pub(super) fn look(&mut self, now: Timestamp) -> bool {
+        let is_time = now.saturating_since(self.looked_at) >= INTERVAL;
+        if is_time {
             self.looked_at = now;
             let work = self.read();
             self.note(work);
         }
+        is_time
     }
 
     /// Whether they have work; not as long as nothing is known.

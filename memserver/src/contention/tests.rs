@@ -39,13 +39,36 @@ fn a_thread_that_sleeps_says_nothing() {
 fn what_was_before_a_gap_does_not_count() {
     let mut meter = Contention::default();
     let at = |ms| Timestamp::ZERO + Duration::from_millis(ms);
-    assert!(!meter.is_contended(at(1)));
-    meter.others = Others::default();
+    assert!(meter.is_contended(at(1)), "it looks");
+    (meter.others, meter.is_looking) = (Others::default(), false);
     assert!(noted(&mut meter, 50, MS, 2 * MS));
-    assert!(meter.is_contended(at(2)), "it is not time to look");
-    assert!(!meter.is_contended(at(1000)));
-    assert_eq!(meter.lately, Times::default());
+    assert!(meter.is_contended(at(2)), "it is not time to read");
+    assert!(meter.is_contended(at(1000)), "it looks again");
+    assert_eq!((meter.lately, meter.is_contended), (Times::default(), false));
     assert!(meter.last.ran < 10_000 * MS, "it is the thread's own time again");
+}
+
+/// Beside a thread at full rate others seem to have no work, so it looks for them with little work of its own.
+#[test]
+fn it_looks_first_and_again_after_a_while_at_full_rate() {
+    let mut meter = Contention::default();
+    let at = |ms| Timestamp::ZERO + Duration::from_millis(ms);
+    let mut looks = Vec::new();
+    for ms in (0..5000).step_by(10) {
+        // How busy the machine of this test is does not matter.
+        meter.is_contended = false;
+        if meter.is_contended(at(ms)) && meter.is_looking {
+            looks.push(ms);
+        }
+    }
+    let look = |from: u64| (from..from + 50).step_by(10);
+    let expected: Vec<_> = [0, 2000, 4000].into_iter().flat_map(look).collect();
+    assert_eq!(looks, expected);
+    // As long as others want the processor, it does not begin anew.
+    let mut busy = Contention::of_a_busy_processor(at(0));
+    for ms in (0..5000).step_by(10) {
+        assert!(busy.is_contended(at(ms)) && !busy.is_looking, "{ms}");
+    }
 }
 
 #[test]
@@ -89,7 +112,8 @@ fn a_thread_learns_that_another_one_has_its_processor() {
             let (mut meter, began) = (Contention::default(), Instant::now());
             let mut is_contended = false;
             while !is_contended && began.elapsed() < Duration::from_secs(20) {
-                is_contended = meter.is_contended(Timestamp::ZERO + began.elapsed());
+                meter.is_contended(Timestamp::ZERO + began.elapsed());
+                is_contended = meter.is_contended;
             }
             assert!(
                 meter.file.is_some(),

@@ -20,7 +20,7 @@ use core::time::Duration;
 use crate::Timestamp;
 
 /// The most lines on their way.
-pub(super) const LINES_MAX: u32 = 16;
+pub(super) const LINES_MAX: u32 = 48;
 
 /// The lines of a burst.
 const BURST: u32 = 4;
@@ -32,7 +32,7 @@ const FEWEST: u64 = BURST as u64 * PARTS / 5;
 const REST_MAX: Duration = Duration::from_millis(100);
 
 /// How much longer than the fastest line a line may take: about as long as all lines take one after the other.
-const TARGET: Duration = Duration::from_micros(500);
+const TARGET: Duration = Duration::from_micros(1500);
 
 /// Lines after which the fastest of them is forgotten with the next ones: the path may have become longer.
 const HISTORY: u32 = 4096;
@@ -210,8 +210,8 @@ mod tests {
     fn it_grows_until_lines_delay_each_other_by_the_target() {
         let mut pace = Pace::new();
         let lines = run(&mut pace, 2000, Duration::from_micros(60), Duration::ZERO);
-        // Four lines at first, and eight by which they delay each other.
-        assert!((11..=13).contains(&lines), "{lines}");
+        // One line, and the 25 that delay it by the target.
+        assert!((24..=28).contains(&lines), "{lines}");
         let lines = run(&mut pace, 2000, Duration::ZERO, Duration::ZERO);
         assert_eq!(lines, LINES_MAX, "nothing delays them");
     }
@@ -221,7 +221,7 @@ mod tests {
         let mut pace = Pace::new();
         let each = Duration::from_micros(40);
         run(&mut pace, 1000, each, Duration::ZERO);
-        run(&mut pace, 100, each, Duration::from_millis(2));
+        run(&mut pace, 500, each, Duration::from_millis(6));
         assert_eq!(pace.parts, FEWEST);
         assert!(run(&mut pace, 1000, each, Duration::ZERO) >= 4);
     }
@@ -231,7 +231,7 @@ mod tests {
         let mut pace = Pace::new();
         let each = Duration::from_micros(40);
         run(&mut pace, 1000, each, Duration::ZERO);
-        run(&mut pace, 100, each, Duration::from_millis(2));
+        run(&mut pace, 500, each, Duration::from_millis(6));
         assert_eq!(pace.parts, FEWEST);
         // Nobody works any more, but everything is cold after a rest.
         let cold = Duration::from_micros(500);
@@ -247,7 +247,7 @@ mod tests {
         let mut pace = Pace::new();
         run(&mut pace, 100, Duration::ZERO, Duration::ZERO);
         let longer = |pace: &mut Pace, count| {
-            (0..count).for_each(|_| pace.took(LEAST + Duration::from_millis(1)));
+            (0..count).for_each(|_| pace.took(LEAST + Duration::from_millis(3)));
             pace.lines()
         };
         assert!(longer(&mut pace, 1000) <= BURST);
@@ -259,7 +259,7 @@ mod tests {
         let mut pace = Pace::new();
         assert_eq!((pace.room(Timestamp::ZERO, 0), pace.room(Timestamp::ZERO, 3)), (4, 1));
         run(&mut pace, 10, Duration::ZERO, Duration::ZERO);
-        run(&mut pace, 100, Duration::ZERO, Duration::from_millis(2));
+        run(&mut pace, 100, Duration::ZERO, Duration::from_millis(6));
         let ms = Duration::from_millis;
         assert_eq!(bursts(&mut pace, 10, ms(1)), (40, a_fifth(10)), "a fifth of the time");
         assert_eq!(bursts(&mut pace, 2, ms(100)), (8, ms(400)), "no longer rests");
@@ -269,7 +269,7 @@ mod tests {
         // Lines of before: nothing is to be done until they are here.
         let mut slower = Pace::new();
         run(&mut slower, 10, Duration::ZERO, Duration::ZERO);
-        run(&mut slower, 100, Duration::ZERO, ms(2));
+        run(&mut slower, 100, Duration::ZERO, ms(6));
         assert_eq!((slower.room(later, 4), slower.rest_until()), (0, None));
         // Without rests again.
         run(&mut pace, 2000, Duration::ZERO, Duration::ZERO);
