@@ -255,7 +255,9 @@ fn keep<T: Transport>(client: &mut Client<T>, disk: &Disk, stop: &Stop, lease: D
                     }
                     disk.ownership.extend(now, left);
                     // It blocks for less than the time that is left of a renewed lease.
-                    let mut round = Round::new(now + lease / 4, lease / 8);
+                    let until = OnceLock::from(now + lease / 4);
+                    let mut round = Round::new(&until, lease / 8);
+                    round.renew(lease / 4);
                     disk.free_what_is_owed(update.client(), &mut round, now + interval);
                     update.client().set_deadline(CALL.min(disk.deadline));
                     if stop.within(interval) {

@@ -257,6 +257,25 @@ fn a_suspected_server_that_allocates_a_slab_is_used() {
     assert_eq!(read(&disk, &mut client, 0, 4), Ok(b"kept".to_vec()));
 }
 
+/// Requests and allocations have lists of their own of servers that do not respond.
+#[test]
+fn a_server_that_is_suspected_and_passed_over_is_asked_again() {
+    let world = World::new(1, 32 << 20);
+    let pointer = world.create(4 * MIB, Placement::Linear);
+    let (disk, _keeper) =
+        Disk::attach(world.owner(), pointer, options(&world)).expect("nobody has it");
+    let (mut client, ear) = client(&world);
+    write(&disk, &mut client, 0, b"kept").expect("there is room");
+    ear.deafen_now();
+    assert_eq!(write(&disk, &mut client, MIB, b"new"), Err(Failure::Unanswered));
+    assert_eq!(read(&disk, &mut client, 0, 4), Err(Failure::Unanswered));
+    assert_eq!(read(&disk, &mut client, 0, 4), Err(Failure::Silent), "it is suspected");
+    assert!(ear.open());
+    // Only of allocations, at any time: the lists permit a try at different times.
+    let asked = || write(&disk, &mut client, MIB, b"new").is_ok();
+    bluebridge_testkit::until("the server is asked for a slab", asked);
+}
+
 /// Nobody else has the pointers of slabs that are left when the map is freed, and whether it is may be unknown.
 #[test]
 fn a_disk_that_is_deleted_by_force_leaves_a_list_of_its_slabs() {
