@@ -29,7 +29,7 @@ const REPORT: Duration = Duration::from_secs(10);
 /// How long a request waits before it looks at the lease again.
 const LOOK: Duration = Duration::from_millis(2);
 /// The pause after a failure to take the lease.
-const PAUSE: Duration = Duration::from_millis(50);
+pub(super) const PAUSE: Duration = Duration::from_millis(50);
 /// A call of the keeper: it must see in time that it is to end.
 pub(super) const CALL: Duration = Duration::from_secs(1);
 /// Leases are renewed for as long as the disk is served.
