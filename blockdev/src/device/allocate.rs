@@ -44,7 +44,7 @@ impl Disk {
         &self,
         client: &mut Client<T>,
         slab: usize,
-        round: &mut Round,
+        round: &mut Round<'_>,
     ) -> Result<Pointer, Failed> {
         // The pointer first: see `fill`.
         match self.slabs.pointer(slab) {
@@ -64,7 +64,7 @@ impl Disk {
         &self,
         client: &mut Client<T>,
         slab: usize,
-        round: &mut Round,
+        round: &mut Round<'_>,
     ) -> (Result<Pointer, Failed>, Option<Region>) {
         let Some(_turn) = self.turn.take(round.wait_end()) else {
             return (Err(Failure::Unanswered.into()), None);
@@ -107,7 +107,7 @@ impl Disk {
         client: &mut Client<T>,
         slab: usize,
         entered: bool,
-        round: &mut Round,
+        round: &mut Round<'_>,
     ) -> bool {
         let Some(page) = self.freeing.get(place(slab as u64).0) else { return false };
         // The page has room for one. Others of the page wait until that is free.
@@ -115,7 +115,8 @@ impl Disk {
             self.owe(slab);
             return false;
         };
-        if !self.make_way(client, slab, round) {
+        let is_own = page.slab.load().is_some_and(|own| self.slabs.pointer(slab) == Some(own));
+        if !is_own && !self.make_way(client, slab, round) {
             self.owe(slab);
             return false;
         }
@@ -157,7 +158,7 @@ impl Disk {
     pub(super) fn free_what_is_owed<T: Transport>(
         &self,
         client: &mut Client<T>,
-        round: &mut Round,
+        round: &mut Round<'_>,
         end: Instant,
     ) {
         for (number, page) in self.freeing.iter().enumerate() {
@@ -196,15 +197,12 @@ impl Disk {
         &self,
         client: &mut Client<T>,
         slab: usize,
-        round: &mut Round,
+        round: &mut Round<'_>,
     ) -> bool {
         let page = place(slab as u64).0;
         let Some(earlier) = self.freeing.get(page).and_then(|page| page.slab.load()) else {
             return true;
         };
-        if self.slabs.pointer(slab) == Some(earlier) {
-            return true;
-        }
         let first = page * ENTRIES;
         let end = (first + ENTRIES).min(self.slabs.len());
         if let Some(other) = (first..end).find(|it| self.slabs.pointer(*it) == Some(earlier)) {
@@ -227,7 +225,7 @@ impl Disk {
         client: &mut Client<T>,
         slab: usize,
         pointer: Pointer,
-        round: &mut Round,
+        round: &mut Round<'_>,
     ) -> bool {
         if !self.slabs.enter(slab, round.wait_end()) {
             return false;
@@ -247,7 +245,7 @@ impl Disk {
         &self,
         client: &mut Client<T>,
         slab: usize,
-        round: &mut Round,
+        round: &mut Round<'_>,
     ) -> Result<Option<Pointer>, Failed> {
         let Some(_turn) = self.turn.take(round.wait_end()) else {
             return Err(Failure::Unanswered.into());
@@ -284,7 +282,7 @@ impl Disk {
         client: &mut Client<T>,
         slab: usize,
         pointer: Pointer,
-        round: &mut Round,
+        round: &mut Round<'_>,
     ) -> bool {
         if !self.is_asked(client, pointer.node, round) {
             return false;
@@ -324,7 +322,7 @@ impl Disk {
         &self,
         client: &mut Client<T>,
         slab: usize,
-        round: &mut Round,
+        round: &mut Round<'_>,
     ) -> Result<Region, Failed> {
         let bytes = self.slabs.length(slab);
         let mut worst = Failed::from(Failure::NoSpace);
@@ -363,9 +361,9 @@ impl Disk {
     fn call_of_create<T: Transport>(
         &self,
         client: &mut Client<T>,
-        round: &Round,
+        round: &Round<'_>,
     ) -> Result<Call, Failure> {
-        let call = self.call(client, round.until, self.patience)?;
+        let call = self.call(client, round.end(), self.patience)?;
         if call.given < self.change_time { Err(Failure::Unanswered) } else { Ok(call) }
     }
 
@@ -376,19 +374,30 @@ impl Disk {
     }
 
     /// Whether a server is asked for a new slab, or to free one: it responds, as far as is known.
-    fn is_asked<T: Transport>(&self, client: &mut Client<T>, node: NodeId, round: &Round) -> bool {
+    fn is_asked<T: Transport>(
+        &self,
+        client: &mut Client<T>,
+        node: NodeId,
+        round: &Round<'_>,
+    ) -> bool {
         if round.is_silent(node) {
             return false;
         }
         let now = Instant::now();
-        let gates = [self.health.gate(node, now), self.passed_over.gate(node, now)];
+        let lists = [&self.health, &self.passed_over];
+        // Looked at first: a try that is taken from one list while the other is closed would be lost.
+        let gates = lists.map(|list| list.look(node, now));
         if gates == [Gate::Open; 2] {
             return true;
         }
         if gates.contains(&Gate::Closed) {
             return false;
         }
-        let Ok(call) = self.call(client, round.until, PROBE) else { return false };
+        // Another thread may have been faster.
+        if lists.map(|list| list.gate(node, now)).contains(&Gate::Closed) {
+            return false;
+        }
+        let Ok(call) = self.call(client, round.end(), PROBE) else { return false };
         // It asks twice.
         client.set_deadline(call.given / 2);
         let responds = client.ping(node).map_or_else(|error| is_response(&error), |_| true);
@@ -442,7 +451,7 @@ impl Disk {
         client: &mut Client<T>,
         slab: usize,
         change: &Change,
-        round: &mut Round,
+        round: &mut Round<'_>,
     ) -> Result<Option<Pointer>, Unchanged> {
         let (number, entry) = place(slab as u64);
         let pointer = table_pointer(self.pointer, number as u64).map_err(|_| Failure::Lost)?;
@@ -494,7 +503,13 @@ impl Disk {
         Ok(now)
     }
 
-    fn unchanged(&self, slab: usize, round: &mut Round, call: Call, error: &Error) -> Unchanged {
+    fn unchanged(
+        &self,
+        slab: usize,
+        round: &mut Round<'_>,
+        call: Call,
+        error: &Error,
+    ) -> Unchanged {
         self.reported.failure(slab as u64, error);
         if matches!(error, Error::Busy { .. } | Error::TimedOut { .. }) {
             self.ownership.note_delay();

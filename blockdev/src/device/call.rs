@@ -1,12 +1,13 @@
 //! The time of calls: none is begun when the lease is about to end, and a server that does not respond gets a part of
 //! the time only, so that the others get theirs.
 
-use std::sync::{Condvar, Mutex};
+use std::sync::{Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use bluebridge::{Client, Error, NodeId, Transport};
 
+use super::execute::is_response;
 use super::{Disk, Failure, lock};
 
 /// The least time for a call: one that can hardly be answered is not begun.
@@ -16,30 +17,35 @@ const SILENT: usize = 16;
 
 /// What the calls of a round of requests have in common.
 #[derive(Debug)]
-pub(super) struct Round {
+pub(super) struct Round<'a> {
     /// Until when the present request may take.
     pub(super) until: Instant,
-    /// Until when any request may take, whatever its progress.
-    stop: Instant,
+    /// Until when any request may take, whatever its progress. It may be set during the round.
+    stop: &'a OnceLock<Instant>,
     /// The most time of a call.
     pub(super) slice: Duration,
     /// Servers that did not respond to a call of the round. They are asked again in the next one.
     silent: ArrayVec<NodeId, SILENT>,
 }
 
-impl Round {
-    pub(super) const fn new(stop: Instant, slice: Duration) -> Self {
-        Self { until: stop, stop, slice, silent: ArrayVec::new_const() }
+impl<'a> Round<'a> {
+    pub(super) fn new(stop: &'a OnceLock<Instant>, slice: Duration) -> Self {
+        Self { until: Instant::now() + slice, stop, slice, silent: ArrayVec::new_const() }
+    }
+
+    /// Until when the present request may take, also by the order to stop.
+    pub(super) fn end(&self) -> Instant {
+        self.stop.get().map_or(self.until, |stop| self.until.min(*stop))
     }
 
     /// The request has made progress: it gets the time of a new one.
     pub(super) fn renew(&mut self, deadline: Duration) {
-        self.until = (Instant::now() + deadline).min(self.stop);
+        self.until = Instant::now() + deadline;
     }
 
     /// Until when something other than a call may be waited for.
     pub(super) fn wait_end(&self) -> Instant {
-        self.until.min(Instant::now() + self.slice)
+        self.end().min(Instant::now() + self.slice)
     }
 
     pub(super) fn is_silent(&self, node: NodeId) -> bool {
@@ -76,11 +82,13 @@ pub(super) struct Failed {
     pub(super) failure: Failure,
     /// A server that did not respond, and for how long.
     pub(super) silent: Option<(NodeId, Duration)>,
+    /// A server refused.
+    pub(super) is_refused: bool,
 }
 
 impl From<Failure> for Failed {
     fn from(failure: Failure) -> Self {
-        Self { failure, silent: None }
+        Self { failure, silent: None, is_refused: false }
     }
 }
 
@@ -107,20 +115,24 @@ impl Disk {
     pub(super) fn call_of_change<T: Transport>(
         &self,
         client: &mut Client<T>,
-        round: &Round,
+        round: &Round<'_>,
         least: Duration,
     ) -> Result<Call, Failure> {
-        let call = self.call(client, round.until, round.slice)?;
+        let call = self.call(client, round.end(), round.slice)?;
         if call.given < least { Err(Failure::Unanswered) } else { Ok(call) }
     }
 
     /// Takes the error of a call.
-    pub(super) fn failed(round: &mut Round, call: Call, error: &Error) -> Failed {
+    pub(super) fn failed(round: &mut Round<'_>, call: Call, error: &Error) -> Failed {
         let silent = silent_node(error);
         if let Some(node) = silent {
             round.note_silence(node);
         }
-        Failed { failure: Failure::of(error), silent: silent.map(|node| (node, call.given)) }
+        Failed {
+            failure: Failure::of(error),
+            silent: silent.map(|node| (node, call.given)),
+            is_refused: is_response(error),
+        }
     }
 }
 
@@ -208,12 +220,16 @@ mod tests {
 
     #[test]
     fn a_round_ends_at_its_stop_whatever_the_progress() {
-        let stop = Instant::now() + Duration::from_secs(2);
-        let mut round = Round::new(stop, Duration::from_secs(1));
-        round.renew(Duration::from_secs(1));
-        assert!(round.until < stop);
+        let (stop, end) = (OnceLock::new(), Instant::now() + Duration::from_secs(2));
+        let mut round = Round::new(&stop, Duration::from_secs(1));
         round.renew(Duration::from_secs(60));
-        assert_eq!(round.until, stop);
+        assert!(round.end() > end, "nothing has stopped it");
+        stop.set(end).expect("it was not set");
+        assert_eq!(round.end(), end, "also if it has begun");
+        round.renew(Duration::from_secs(60));
+        assert_eq!(round.end(), end);
+        round.renew(Duration::ZERO);
+        assert!(round.end() < end);
         round.note_silence(NodeId(1));
         round.note_silence(NodeId(1));
         assert!(round.is_silent(NodeId(1)) && !round.is_silent(NodeId(2)));

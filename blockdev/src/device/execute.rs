@@ -1,6 +1,7 @@
 //! Requests of clients, many at once, on the calling thread.
 
 use std::ops::Range;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
@@ -17,8 +18,8 @@ pub const PIECES: usize = 128;
 const PAUSE: Duration = Duration::from_millis(1);
 /// See [`PAUSE`].
 const PAUSE_MAX: Duration = Duration::from_millis(5);
-/// Longer than any execution.
-const FAR: Duration = Duration::from_secs(1 << 32);
+/// The most time of a call: the order to stop is not seen while it runs.
+const SLICE_MAX: Duration = Duration::from_secs(2);
 /// The most bytes of one call that zeroes. All its lines are in flight at once, so none is begun near its end.
 const ZERO_BYTES: u64 = 8 << 20;
 
@@ -65,8 +66,14 @@ pub struct Task {
     done: u64,
     /// A TRIM or WRITE_ZEROES goes on in the next round.
     goes_on: bool,
+    /// The round had no time for it.
+    waits: bool,
+    /// When it last had its turn, or came.
+    tried: Option<Instant>,
     /// When it fails unless it has made progress.
     until: Option<Instant>,
+    /// Between two calls: how long it may then take, and its last call's most time.
+    left: Option<(Duration, Duration)>,
 }
 
 impl Task {
@@ -85,7 +92,10 @@ impl Task {
             silence: None,
             done: 0,
             goes_on: false,
+            waits: false,
+            tried: None,
             until: None,
+            left: None,
         }
     }
 
@@ -95,7 +105,11 @@ impl Task {
 
     /// Keeps the failure that repeating helps least.
     fn fail(&mut self, failed: impl Into<Failed>) {
-        let Failed { failure, silent } = failed.into();
+        let Failed { failure, silent, is_refused } = failed.into();
+        if is_refused {
+            // It was not silent until the end.
+            self.silence = None;
+        }
         if self.failure.is_none_or(|kept| kept == Failure::Unanswered) {
             self.failure = Some(failure);
         }
@@ -105,16 +119,22 @@ impl Task {
         }
     }
 
-    /// A piece is done, and the next one has the time of a new request; returns whether the round has none left for it.
-    fn is_paused(
-        &mut self,
-        piece: Piece,
-        round: &mut Round,
-        deadline: Duration,
-        end: Instant,
-    ) -> bool {
-        self.done += piece.length;
-        round.renew(deadline);
+    /// Whether it is done from its beginning to its end, which may take long, so that others come first.
+    const fn is_long(&self) -> bool {
+        matches!(self.operation, Operation::Trim | Operation::Zero { .. })
+    }
+
+    /// So much more is done, and what is left has the time of a new request.
+    fn advance(&mut self, bytes: u64, round: &mut Round<'_>, deadline: Duration) {
+        if bytes > 0 {
+            self.done += bytes;
+            self.silence = None;
+            round.renew(deadline);
+        }
+    }
+
+    /// Returns whether the round has no time left for the rest.
+    fn is_paused(&mut self, end: Instant) -> bool {
         self.goes_on = self.done < self.length.into() && Instant::now() >= end;
         self.goes_on
     }
@@ -153,36 +173,51 @@ impl Disk {
         input: &[u8],
         output: &mut [u8],
     ) {
-        let far = Instant::now() + FAR;
-        self.execute_until(client, tasks, input, output, far);
+        let never = OnceLock::new();
+        while tasks.iter().any(|task| task.result.is_none()) {
+            self.execute_some(client, tasks, input, output, &never);
+        }
     }
 
-    /// [`Self::execute`] until another moment, whatever the progress.
-    pub fn execute_until<T: Transport>(
+    /// [`Self::execute`], but TRIMs and WRITE_ZEROES get a short time only: those without a result go on in the next call,
+    /// which may have other tasks too. All others have a result. None goes on after `stop`, which may be set meanwhile.
+    pub fn execute_some<T: Transport>(
         &self,
         client: &mut Client<T>,
         tasks: &mut [Task],
         input: &[u8],
         output: &mut [u8],
-        stop: Instant,
+        stop: &OnceLock<Instant>,
     ) {
-        let until = stop.min(Instant::now() + self.deadline);
-        for task in &mut *tasks {
-            task.until = Some(until);
-        }
+        let now = Instant::now();
         let (mut pause, mut slice) = (PAUSE, self.patience);
+        for task in tasks.iter_mut().filter(|task| task.result.is_none()) {
+            // Nobody works on it between two calls, so that time is not its own.
+            let (left, last) = task.left.unwrap_or((self.deadline, self.patience));
+            task.until = Some(now + left);
+            task.tried.get_or_insert(now);
+            slice = slice.max(last);
+        }
         loop {
+            let began = Instant::now();
             let pending = tasks.iter().filter(|task| task.result.is_none());
             let Some(first_end) = pending.filter_map(|task| task.until).min() else { return };
             let before = progress(tasks);
-            let permitted = self.ownership.enter(first_end);
-            if permitted.is_ok() {
-                self.round(client, tasks, input, output, Round::new(stop, slice));
-            }
-            let refused = permitted.err();
+            let round = Round::new(stop, slice);
+            // For no longer, to look at the order to stop.
+            let refused = match self.ownership.enter(first_end.min(began + slice)) {
+                Ok(_permit) => {
+                    self.round(client, tasks, input, output, round);
+                    // What needed no call counts as little without the lease as what did.
+                    self.ownership.lease_end(Instant::now()).err()
+                }
+                Err(failure) => Some(failure),
+            };
             let now = Instant::now();
+            let is_stopped = stop.get().is_some_and(|stop| now >= *stop);
             for task in tasks.iter_mut().filter(|task| task.result.is_none()) {
-                let is_over = task.until.is_none_or(|until| now >= until);
+                let has_ended = !task.waits && task.until.is_none_or(|until| now >= until);
+                let is_over = is_stopped || has_ended;
                 let goes_on = std::mem::take(&mut task.goes_on);
                 let silence = task.silence();
                 match task.failure.take().or(refused) {
@@ -202,13 +237,25 @@ impl Disk {
             }
             // Short at first, so that a server that does not respond keeps the others' requests waiting for a short time,
             // then longer, for what takes longer.
-            slice = (slice * 2).min((self.deadline / 2).max(self.patience));
+            slice = (slice * 2).min((self.deadline / 2).max(self.patience)).min(SLICE_MAX);
             if progress(tasks) > before {
                 pause = PAUSE;
             } else {
                 // What fails at once is not asked for without end.
                 std::thread::sleep(pause.min(first_end.saturating_duration_since(now)));
                 pause = (pause * 2).min(PAUSE_MAX);
+            }
+            let now = Instant::now();
+            for task in tasks.iter_mut().filter(|task| task.result.is_none()) {
+                if std::mem::take(&mut task.waits) {
+                    // For the others of the batch, not for a server.
+                    task.until = task.until.map(|until| until + (now - began));
+                }
+                let left = task.until.unwrap_or(now).saturating_duration_since(now);
+                task.left = Some((left, slice));
+            }
+            if tasks.iter().all(|task| task.result.is_some() || task.is_long()) {
+                return;
             }
         }
     }
@@ -220,7 +267,7 @@ impl Disk {
         tasks: &mut [Task],
         input: &[u8],
         output: &mut [u8],
-        mut round: Round,
+        mut round: Round<'_>,
     ) {
         for operation in [Operation::Write, Operation::Read] {
             let is_it = |task: &&Task| task.is_pending(operation);
@@ -234,19 +281,25 @@ impl Disk {
                 self.read(client, tasks, output, &mut round);
             }
         }
-        let end = Instant::now() + self.patience;
-        for task in tasks.iter_mut().filter(|task| task.result.is_none()) {
-            let (true, Some(until)) =
-                (matches!(task.operation, Operation::Trim | Operation::Zero { .. }), task.until)
-            else {
-                continue;
+        let began = Instant::now();
+        let (mut end, mut has_more) = (began + self.patience, false);
+        loop {
+            let is_left = |task: &&mut Task| {
+                task.result.is_none() && task.is_long() && task.tried < Some(began)
             };
             if Instant::now() >= end {
-                // It has waited for the others of the batch, not for a server.
-                round.renew(self.deadline);
-                (task.until, task.goes_on) = (Some(round.until), true);
-                continue;
+                for task in tasks.iter_mut().filter(is_left) {
+                    (task.waits, task.goes_on) = (true, true);
+                }
+                return;
             }
+            // In turn: one that makes no progress does not keep the others from theirs.
+            let next = tasks.iter_mut().filter(is_left).min_by_key(|task| task.tried);
+            let Some((task, until)) = next.and_then(|task| task.until.map(|until| (task, until)))
+            else {
+                return;
+            };
+            task.tried = Some(Instant::now());
             round.until = until;
             match task.operation {
                 Operation::Zero { allocates } => {
@@ -255,6 +308,11 @@ impl Disk {
                 _ => self.trim(client, task, &mut round, end),
             }
             task.until = Some(round.until);
+            if task.failure == Some(Failure::Unanswered) && !has_more {
+                // One that waited for a silent server has not used up the time of the others. Those for the same server
+                // cost none now.
+                (end, has_more) = (Instant::now() + self.patience, true);
+            }
         }
     }
 
@@ -263,7 +321,7 @@ impl Disk {
         client: &mut Client<T>,
         tasks: &mut [Task],
         output: &mut [u8],
-        round: &mut Round,
+        round: &mut Round<'_>,
     ) {
         let (mut rest, mut at) = (output, 0);
         let mut reads = Reads::new();
@@ -321,12 +379,12 @@ impl Disk {
         reads: &mut Reads<'_>,
         owners: &mut Owners,
         tasks: &mut [Task],
-        round: &mut Round,
+        round: &mut Round<'_>,
     ) {
         if reads.is_empty() {
             return;
         }
-        let call = match self.call(client, round.until, round.slice) {
+        let call = match self.call(client, round.end(), round.slice) {
             Ok(call) => call,
             Err(failure) => {
                 reads.clear();
@@ -368,14 +426,14 @@ impl Disk {
         pointer: Pointer,
         buffer: &mut [u8],
         piece: Piece,
-        round: &mut Round,
+        round: &mut Round<'_>,
     ) -> Option<Result<(), Failed>> {
         let Some(slab) = self.slabs.pointer(piece.slab) else {
             buffer.fill(0);
             return Some(Ok(()));
         };
         let now = slab.checked_add(piece.offset).ok().filter(|now| *now != pointer)?;
-        let call = match self.call(client, round.until, round.slice) {
+        let call = match self.call(client, round.end(), round.slice) {
             Ok(call) => call,
             Err(failure) => return Some(Err(failure.into())),
         };
@@ -391,7 +449,7 @@ impl Disk {
         client: &mut Client<T>,
         tasks: &mut [Task],
         input: &[u8],
-        round: &mut Round,
+        round: &mut Round<'_>,
     ) {
         let mut writes = Writes::new();
         let mut owners = Owners::new();
@@ -433,12 +491,12 @@ impl Disk {
         writes: &mut Writes<'_>,
         owners: &mut Owners,
         tasks: &mut [Task],
-        round: &mut Round,
+        round: &mut Round<'_>,
     ) {
         if writes.is_empty() {
             return;
         }
-        let call = match self.call(client, round.until, round.slice) {
+        let call = match self.call(client, round.end(), round.slice) {
             Ok(call) => call,
             Err(failure) => {
                 writes.clear();
@@ -469,7 +527,7 @@ impl Disk {
         &self,
         client: &mut Client<T>,
         piece: Piece,
-        round: &mut Round,
+        round: &mut Round<'_>,
     ) -> Result<Pointer, Failed> {
         if !self.slabs.enter(piece.slab, round.wait_end()) {
             return Err(Failure::Unanswered.into());
@@ -496,7 +554,7 @@ impl Disk {
         client: &mut Client<T>,
         slab: Pointer,
         piece: Piece,
-        round: &Round,
+        round: &Round<'_>,
     ) -> Result<Pointer, Failure> {
         let pointer = slab.checked_add(piece.offset).map_err(|_| Failure::Lost)?;
         if round.is_silent(slab.node) {
@@ -507,7 +565,7 @@ impl Disk {
             Gate::Closed => Err(Failure::Silent),
             Gate::Probe => {
                 // At the slab itself: it may have moved to another server.
-                self.call(client, round.until, PROBE)?;
+                self.call(client, round.end(), PROBE)?;
                 match client.read(pointer, &mut [0]) {
                     Err(error) if !is_response(&error) => Err(Failure::Silent),
                     _ => {
@@ -520,7 +578,7 @@ impl Disk {
     }
 
     /// Takes the error of a call for a piece.
-    fn failed_at(&self, round: &mut Round, call: Call, piece: Piece, error: &Error) -> Failed {
+    fn failed_at(&self, round: &mut Round<'_>, call: Call, piece: Piece, error: &Error) -> Failed {
         let failed = Self::failed(round, call, error);
         if failed.failure != Failure::Unanswered {
             self.reported.failure(piece.slab as u64, error);
@@ -547,7 +605,7 @@ impl Disk {
         &self,
         client: &mut Client<T>,
         task: &mut Task,
-        round: &mut Round,
+        round: &mut Round<'_>,
         end: Instant,
     ) {
         for piece in self.rest(task) {
@@ -561,7 +619,8 @@ impl Disk {
                     self.give_up(client, piece.slab, false, round);
                 }
             }
-            if task.is_paused(piece, round, self.deadline, end) {
+            task.advance(piece.length, round, self.deadline);
+            if task.is_paused(end) {
                 return;
             }
         }
@@ -578,81 +637,103 @@ impl Disk {
         client: &mut Client<T>,
         task: &mut Task,
         allocates: bool,
-        round: &mut Round,
+        round: &mut Round<'_>,
         end: Instant,
     ) {
         for piece in self.rest(task) {
             if !self.slabs.enter(piece.slab, round.wait_end()) {
                 return task.fail(Failure::Unanswered);
             }
-            let zeroed = self.zero_entered(client, piece, allocates, round);
+            let (done, zeroed) = self.zero_entered(client, piece, allocates, round, end);
             if self.slabs.leave(piece.slab) {
                 // It reads as zeroes, whether or not it can be freed now.
                 self.give_up(client, piece.slab, false, round);
             }
+            task.advance(done, round, self.deadline);
             if let Err(failed) = zeroed {
                 return task.fail(failed);
             }
-            if task.is_paused(piece, round, self.deadline, end) {
+            if task.is_paused(end) {
                 return;
             }
         }
     }
 
-    /// Zeroes a piece of a slab.
+    /// Zeroes a piece of a slab, or a part of it from its beginning, if there is no time for more; returns how much.
     fn zero_entered<T: Transport>(
         &self,
         client: &mut Client<T>,
         piece: Piece,
         allocates: bool,
-        round: &mut Round,
-    ) -> Result<(), Failed> {
+        round: &mut Round<'_>,
+        end: Instant,
+    ) -> (u64, Result<(), Failed>) {
         let Piece { slab, offset, length } = piece;
         if !allocates {
             if self.slabs.pointer(slab).is_none() {
-                return Ok(());
+                return (length, Ok(()));
             }
             // Before the zeroes arrive: data that arrives after them is marked as wanted then.
             let is_unwanted = self.slabs.discard(slab, offset, length);
             // A whole slab is not zeroed if it can be freed.
             let is_whole = length == self.slabs.length(slab);
             if is_whole && is_unwanted && self.give_up(client, slab, true, round) {
-                return Ok(());
+                return (length, Ok(()));
             }
-            let zeroed = self.zero_there(client, piece, round);
-            if zeroed.is_err() {
-                self.slabs.want(slab, offset, length);
+            let (done, zeroed) = self.zero_there(client, piece, round, end);
+            if done < length {
+                self.slabs.want(slab, offset + done, length - done);
             }
-            return zeroed;
+            return (done, zeroed);
         }
-        let zeroed = self.zero_there(client, piece, round);
+        let zeroed = self.zero_there(client, piece, round, end);
         self.slabs.want(slab, offset, length);
         zeroed
     }
 
-    /// Zeroes a piece of a slab that is in the table then.
+    /// Zeroes a piece of a slab that is in the table then, or a part of it; returns how much.
     fn zero_there<T: Transport>(
         &self,
         client: &mut Client<T>,
         piece: Piece,
-        round: &mut Round,
-    ) -> Result<(), Failed> {
-        let slab = self.allocated(client, piece.slab, round)?;
-        let pointer = self.range(client, slab, piece, round)?;
+        round: &mut Round<'_>,
+        end: Instant,
+    ) -> (u64, Result<(), Failed>) {
+        let slab = self.allocated(client, piece.slab, round);
+        let pointer = slab.and_then(|slab| Ok(self.range(client, slab, piece, round)?));
+        let pointer = match pointer {
+            Ok(pointer) => pointer,
+            Err(failed) => return (0, Err(failed)),
+        };
         let mut done = 0;
-        while done < piece.length {
-            let next = pointer.checked_add(done).map_err(|_| Failure::Lost)?;
+        while done < piece.length && (done == 0 || Instant::now() < end) {
             let bytes = (piece.length - done).min(ZERO_BYTES);
-            let call = self.call(client, round.until, round.slice)?;
-            match client.zero(next, bytes) {
-                Ok(()) if call.is_in_time() => {}
-                Ok(()) => return Err(Failure::Unanswered.into()),
-                Err(error) => return Err(self.failed_at(round, call, piece, &error)),
+            if let Err(failed) = self.zero_now(client, pointer, piece, done, bytes, round) {
+                return (done, Err(failed));
             }
             done += bytes;
+            // The caller keeps how much is done, so this is not repeated.
             round.renew(self.deadline);
         }
-        Ok(())
+        (done, Ok(()))
+    }
+
+    fn zero_now<T: Transport>(
+        &self,
+        client: &mut Client<T>,
+        pointer: Pointer,
+        piece: Piece,
+        done: u64,
+        bytes: u64,
+        round: &mut Round<'_>,
+    ) -> Result<(), Failed> {
+        let next = pointer.checked_add(done).map_err(|_| Failure::Lost)?;
+        let call = self.call(client, round.end(), round.slice)?;
+        match client.zero(next, bytes) {
+            Ok(()) if call.is_in_time() => Ok(()),
+            Ok(()) => Err(Failure::Unanswered.into()),
+            Err(error) => Err(self.failed_at(round, call, piece, &error)),
+        }
     }
 }
 

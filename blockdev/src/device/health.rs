@@ -46,6 +46,18 @@ struct Suspect {
 }
 
 impl Health {
+    /// What [`Self::gate`] would say; no try is taken.
+    pub(super) fn look(&self, node: NodeId, now: Instant) -> Gate {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return Gate::Open;
+        }
+        match lock(&self.suspects).iter().find(|suspect| suspect.node == node) {
+            None => Gate::Open,
+            Some(suspect) if now < suspect.next_try => Gate::Closed,
+            Some(_) => Gate::Probe,
+        }
+    }
+
     pub(super) fn gate(&self, node: NodeId, now: Instant) -> Gate {
         if self.count.load(Ordering::Acquire) == 0 {
             return Gate::Open;
@@ -99,7 +111,11 @@ mod tests {
         assert_eq!(health.gate(one, now), Gate::Closed);
         assert_eq!(health.gate(other, now), Gate::Open);
         let later = now + PAUSE;
+        assert_eq!(health.look(one, now), Gate::Closed);
+        assert_eq!(health.look(other, later), Gate::Open);
+        assert_eq!(health.look(one, later), Gate::Probe, "and it takes none");
         assert_eq!(health.gate(one, later), Gate::Probe);
+        assert_eq!(health.look(one, later), Gate::Closed);
         assert_eq!(health.gate(one, later), Gate::Closed, "somebody asks already");
         assert_eq!(health.gate(one, later + PAUSE), Gate::Probe);
         assert!(health.responded(one));

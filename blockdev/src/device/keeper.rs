@@ -29,7 +29,7 @@ const REPORT: Duration = Duration::from_secs(10);
 /// How long a request waits before it looks at the lease again.
 const LOOK: Duration = Duration::from_millis(2);
 /// The pause after a failure to take the lease.
-const PAUSE: Duration = Duration::from_millis(50);
+pub(super) const PAUSE: Duration = Duration::from_millis(50);
 /// A call of the keeper: it must see in time that it is to end.
 pub(super) const CALL: Duration = Duration::from_secs(1);
 /// Leases are renewed for as long as the disk is served.
@@ -255,7 +255,9 @@ fn keep<T: Transport>(client: &mut Client<T>, disk: &Disk, stop: &Stop, lease: D
                     }
                     disk.ownership.extend(now, left);
                     // It blocks for less than the time that is left of a renewed lease.
-                    let mut round = Round::new(now + lease / 4, lease / 8);
+                    let until = OnceLock::from(now + lease / 4);
+                    let mut round = Round::new(&until, lease / 8);
+                    round.renew(lease / 4);
                     disk.free_what_is_owed(update.client(), &mut round, now + interval);
                     update.client().set_deadline(CALL.min(disk.deadline));
                     if stop.within(interval) {

@@ -12,7 +12,7 @@ use crossbeam_utils::atomic::AtomicCell;
 use super::call::Turn;
 use super::descriptor::{ENTRIES, LEASE_MAX, PAGE_BYTES, Page, Properties, TablePage};
 use super::health::Health;
-use super::keeper::{CALL, Keeper, Ownership};
+use super::keeper::{CALL, Keeper, Ownership, PAUSE};
 use super::slabs::Slabs;
 use super::{
     Disk, DiskError, Failure, Freeing, MapError, Placement, Reported, SLAB_BYTES_MAX,
@@ -361,6 +361,8 @@ fn take<T: Transport>(
     // When the lease was seen last, and its end then.
     let mut seen: Option<(Instant, Instant)> = None;
     let mut has_waited = false;
+    // Since when every look after that found no lease.
+    let mut free_since: Option<Instant> = None;
     let own = client.node().0;
     let mut page: Page = [0; PAGE_BYTES];
     let mut update = loop {
@@ -387,6 +389,17 @@ fn take<T: Transport>(
                         );
                         std::thread::sleep(time);
                     }
+                    // An owner that lives gives its lease up for moments while the map's server is drained.
+                    Ok(earlier)
+                        if !earlier.has_ended
+                            && earlier.node != own
+                            && !has_ended
+                            && free_since.get_or_insert(now).elapsed()
+                                < 4 * PAUSE + earlier.lease / 4 =>
+                    {
+                        drop(update);
+                        std::thread::sleep(LOOK);
+                    }
                     _ => break update,
                 }
             }
@@ -396,7 +409,7 @@ fn take<T: Transport>(
                     return Err(DiskError::InUse { owner, remaining_ms });
                 }
                 seen = Some((now, now + Duration::from_millis(remaining_ms.into())));
-                has_waited = false;
+                (has_waited, free_since) = (false, None);
                 std::thread::sleep(LOOK);
             }
             Err(error) => return Err(error.into()),

@@ -127,6 +127,15 @@ impl Batch {
         self.output_bytes = 0;
     }
 
+    /// Forgets what was replied to. TRIMs and WRITE_ZEROES may be left, which have no data.
+    fn keep_unfinished(&mut self) {
+        let mut tasks = self.tasks.iter();
+        self.cookies.retain(|_| tasks.next().is_some_and(|task| task.result.is_none()));
+        self.tasks.retain(|task| task.result.is_none());
+        self.refused.clear();
+        self.output_bytes = 0;
+    }
+
     fn is_empty(&self) -> bool {
         self.tasks.is_empty() && self.refused.is_empty()
     }
@@ -148,6 +157,14 @@ struct Arrived {
 }
 
 impl Arrived {
+    fn make_room(&mut self, input: &mut [u8]) {
+        if self.from > 0 {
+            input.copy_within(self.from..self.until, 0);
+            self.until -= self.from;
+            self.from = 0;
+        }
+    }
+
     /// Whether a request has arrived in part.
     const fn is_partial(&self) -> bool {
         self.from < self.until || self.skipped > 0 || self.refusal.is_some()
@@ -184,38 +201,41 @@ fn converse<T: Transport>(
     // When the first byte of the request arrived that is not there as a whole.
     let mut partial: Option<Instant> = None;
     let mut arrived = Arrived::default();
+    // The client sends no more.
+    let mut is_last = false;
     let Some(rules) = negotiate(line, export, &mut buffers.input, &mut arrived)? else {
         return Ok(if line.is_stopping() { End::Stopped } else { End::Client });
     };
+    // Of the connection before, requests may be left.
+    buffers.batch.clear();
     loop {
         line.look_at_stop()?;
         if line.is_late() {
             return Err(Closed::Stopped);
         }
-        buffers.batch.clear();
-        let is_last = collect(
-            &rules,
-            &buffers.input,
-            buffers.output.len(),
-            &mut arrived,
-            &mut buffers.batch,
-        )?;
+        if !is_last {
+            let (input, output_bytes) = (&buffers.input, buffers.output.len());
+            is_last = collect(&rules, input, output_bytes, &mut arrived, &mut buffers.batch)?;
+        }
         if !buffers.batch.is_empty() {
-            let Batch { tasks, .. } = &mut buffers.batch;
-            match stop.until.get() {
-                Some(until) => {
-                    let (input, output) = (&buffers.input, &mut buffers.output);
-                    disk.execute_until(client, tasks, input, output, *until);
-                }
-                None => disk.execute(client, tasks, &buffers.input, &mut buffers.output),
-            }
+            let (tasks, output) = (&mut buffers.batch.tasks, &mut buffers.output);
+            disk.execute_some(client, tasks, &buffers.input, output, &stop.until);
             partial = None;
             reply(line, &rules, &buffers.batch, &mut buffers.heads, &buffers.output)?;
-        }
-        if is_last {
+            buffers.batch.keep_unfinished();
+            if !buffers.batch.is_empty() {
+                // Others come between.
+                if !is_last && !buffers.batch.is_full() {
+                    line.take(&mut buffers.input, &mut arrived)?;
+                }
+                continue;
+            }
+            if is_last {
+                return Ok(End::Client);
+            }
+        } else if is_last {
             return Ok(End::Client);
-        }
-        if buffers.batch.is_empty() {
+        } else {
             // What had arrived before the stop was answered.
             if line.left == Some(0) {
                 return Ok(End::Stopped);
@@ -354,6 +374,8 @@ fn reply(
     data.extend(batch.refused.iter().map(|_| &[][..]));
     for (task, cookie) in batch.tasks.iter().zip(&batch.cookies) {
         let (head, bytes): (_, &[u8]) = match (task.result, task.operation) {
+            // It goes on.
+            (None, _) => continue,
             (Some(Ok(())), Operation::Read) => {
                 let hole = rules.hole(*cookie, task.offset, task.length).filter(|_| task.is_hole);
                 match hole {
@@ -366,7 +388,6 @@ fn reply(
             }
             (Some(Ok(())), _) => (rules.done(*cookie), &[]),
             (Some(Err(failure)), _) => (rules.failed(*cookie, errno(failure)), &[]),
-            (None, _) => (rules.failed(*cookie, Errno::Io), &[]),
         };
         heads.push(head);
         data.push(bytes);
@@ -456,6 +477,20 @@ impl Line<'_> {
         }
     }
 
+    /// Takes bytes that are there, if there is room for some. Whether the client has ended the connection is seen later.
+    fn take(&mut self, input: &mut [u8], arrived: &mut Arrived) -> io::Result<()> {
+        arrived.make_room(input);
+        let room = input.get_mut(arrived.until..).unwrap_or_default();
+        let limit = self.left.map_or(room.len(), |left| left.min(room.len()));
+        let Some(room) = room.get_mut(..limit).filter(|room| !room.is_empty()) else {
+            return Ok(());
+        };
+        let Some(count) = self.socket.receive(room)? else { return Ok(()) };
+        arrived.until += count;
+        self.left = self.left.map(|left| left.saturating_sub(count));
+        Ok(())
+    }
+
     /// Waits for bytes and takes them. It also returns if the server stops.
     fn fill(
         &mut self,
@@ -463,11 +498,7 @@ impl Line<'_> {
         arrived: &mut Arrived,
         until: Option<Instant>,
     ) -> Result<Filled, Closed> {
-        if arrived.from > 0 {
-            input.copy_within(arrived.from..arrived.until, 0);
-            arrived.until -= arrived.from;
-            arrived.from = 0;
-        }
+        arrived.make_room(input);
         let Some(room) = input.get_mut(arrived.until..).filter(|room| !room.is_empty()) else {
             // No request is longer than the buffer.
             return Err(io::Error::from(io::ErrorKind::InvalidData).into());

@@ -17,6 +17,8 @@ const KEEP_IDLE: Duration = Duration::from_secs(30);
 const KEEP_INTERVAL: Duration = Duration::from_secs(10);
 /// See [`KEEP_IDLE`].
 const KEEP_COUNT: u32 = 3;
+/// A TCP client whose machine confirms none of what it was sent for so long is gone, too.
+const USER_TIMEOUT_MS: u32 = 60_000;
 
 /// Where clients connect.
 #[derive(Debug)]
@@ -57,6 +59,9 @@ impl Listener {
 }
 
 fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    // Without it, replies that are not confirmed keep the kernel from asking, and it sends them again for a quarter of an
+    // hour.
+    sockopt::set_tcp_user_timeout(stream, USER_TIMEOUT_MS)?;
     sockopt::set_tcp_keepidle(stream, KEEP_IDLE)?;
     sockopt::set_tcp_keepintvl(stream, KEEP_INTERVAL)?;
     sockopt::set_tcp_keepcnt(stream, KEEP_COUNT)?;

@@ -130,3 +130,40 @@ fn requests_that_make_progress_do_not_fail() {
         count *= 2;
     }
 }
+
+/// What has ended has its result while requests for a dead server are repeated, which keep no others from their turn.
+#[test]
+fn zeroes_for_a_dead_server_keep_nobody_waiting() {
+    let mut world = World::new(2, 16 << 20);
+    let pointer = world.create(8 * MIB, Placement::Striped);
+    let lease = Duration::from_secs(8);
+    let (disk, _keeper) =
+        Disk::attach(world.owner(), pointer, OpenOptions { lease, ..world.open_options() })
+            .expect("nobody has it");
+    let mut client = world.client();
+    for slab in 0..8 {
+        write(&disk, &mut client, slab * MIB, &[byte(slab + 1)]).expect("there is room");
+    }
+    let (lost, stopped) = if pointer.node == NodeId(1) { (1, NodeId(2)) } else { (0, NodeId(1)) };
+    let there = 1 - lost;
+    world.rack.stop(stopped);
+    let zeroes = Operation::Zero { allocates: true };
+    let mut tasks: Vec<_> =
+        (0..40).map(|number| Task::new(zeroes, (lost + number % 4 * 2) * MIB, 1, 0..0)).collect();
+    tasks.push(Task::new(zeroes, there * MIB, 1, 0..0));
+    tasks.push(Task::new(Operation::Read, (there + 2) * MIB, 1, 0..1));
+    let (never, mut output) = (std::sync::OnceLock::new(), [0]);
+    disk.execute_some(&mut client, &mut tasks, &[], &mut output, &never);
+    assert_eq!((tasks[41].result, output[0]), (Some(Ok(())), byte(there + 3)));
+    assert!(tasks[..40].iter().all(|task| task.result.is_none()), "the server gets more time");
+    // One comes later.
+    tasks.push(Task::new(zeroes, (there + 4) * MIB, 1, 0..0));
+    while tasks[..40].iter().any(|task| task.result.is_none()) {
+        disk.execute_some(&mut client, &mut tasks, &[], &mut output, &never);
+    }
+    for task in &tasks[..40] {
+        let failure = task.result.expect("it has ended").expect_err("its server is dead");
+        assert!(matches!(failure, Failure::Unanswered | Failure::Silent), "{failure:?}");
+    }
+    assert_eq!([tasks[40].result, tasks[42].result], [Some(Ok(())); 2]);
+}

@@ -6,6 +6,10 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use bluebridge_blockdev::nbd::Export;
 use bluebridge_blockdev::server::{END_DEADLINE, Limits, Listener, STOP_DEADLINE, Server};
 use bluebridge_testkit::Scratch;
+use bluebridge_transport::{
+    Capabilities, Counters, Incoming, Outgoing, Polled, ReceiveError, Timestamp, TransmitError,
+    Wait,
+};
 
 use super::*;
 
@@ -24,13 +28,21 @@ impl Served {
     }
 
     fn start_with(threads: usize, limits: Limits) -> Self {
+        Self::start_of(threads, limits, World::client)
+    }
+
+    fn start_of<T: Transport + Send + 'static>(
+        threads: usize,
+        limits: Limits,
+        client: impl Fn(&World) -> Client<T>,
+    ) -> Self {
         let world = World::new(2, 32 << 20);
         let pointer = world.create(8 * MIB, Placement::Striped);
         let (disk, keeper) = world.attach(pointer);
         let scratch = Scratch::new("disk-talk");
         let path = scratch.path().join("socket");
         let listener = Listener::Unix(UnixListener::bind(&path).expect("a socket"));
-        let clients = (0..threads).map(|_| world.client()).collect();
+        let clients = (0..threads).map(|_| client(&world)).collect();
         let export = Export {
             name: "disk".into(),
             description: "".into(),
@@ -241,4 +253,87 @@ fn a_client_that_does_not_finish_a_request_loses_its_connection() {
     }
     peer.send(&request(0, 8, 100, 2));
     assert_eq!(peer.receive(18), [replied(0, 8), b"ok".to_vec()].concat());
+}
+
+/// WRITE_ZEROES that take long keep neither other requests from their replies, nor the server from stopping.
+#[test]
+fn long_requests_keep_nobody_waiting() {
+    const COUNT: u64 = 120;
+    let mut served = Served::start_of(1, Limits::default(), |world| {
+        let node = NodeId(NEXT_CLIENT.fetch_add(1, Ordering::Relaxed));
+        Client::open(world.config(node), Slow(world.rack.attach(node)))
+    });
+    let mut peer = served.connect();
+    // All of the disk, many times: far more than is done in the time in which a server stops.
+    let mut zeroes = Vec::new();
+    for number in 0..COUNT {
+        let mut request = request(6, number, 0, length(usize::try_from(8 * MIB).expect("small")));
+        // Memory is to be allocated.
+        request[5] = 2;
+        zeroes.extend(request);
+    }
+    zeroes.extend(request(0, 1000, 0, 512));
+    peer.send(&zeroes);
+    let mut done = 0;
+    for number in 1000..1003_u64 {
+        loop {
+            let reply = peer.receive(16);
+            assert_eq!(reply[..8], replied(0, 0)[..8]);
+            if reply[8..] == number.to_be_bytes() {
+                break;
+            }
+            done += 1;
+        }
+        peer.receive(512);
+        assert!(done < COUNT, "a READ waited for all WRITE_ZEROES");
+        // The others go on, and this one arrives meanwhile.
+        peer.send(&request(0, number + 1, 0, 512));
+    }
+    served.server.take().expect("it runs").stop();
+    let mut rest = Vec::new();
+    let _ = peer.0.read_to_end(&mut rest);
+    let others = rest.chunks(16).filter(|reply| reply.starts_with(&replied(0, 0)[..8])).count();
+    assert!(done + (others as u64) < COUNT, "the server did all before it stopped");
+}
+
+/// A carrier that takes its time.
+struct Slow(MemoryTransport);
+
+impl Transport for Slow {
+    fn capabilities(&self) -> &Capabilities {
+        self.0.capabilities()
+    }
+
+    fn counters(&self) -> Counters {
+        self.0.counters()
+    }
+
+    fn local_port(&self) -> u16 {
+        self.0.local_port()
+    }
+
+    fn now(&self) -> Timestamp {
+        self.0.now()
+    }
+
+    fn received_at(&self) -> Timestamp {
+        self.0.received_at()
+    }
+
+    fn polled(&self) -> Polled {
+        self.0.polled()
+    }
+
+    fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError> {
+        std::thread::sleep(Duration::from_millis(20));
+        self.0.transmit(batch)
+    }
+
+    fn receive(&mut self, wait: Wait) -> Result<usize, ReceiveError> {
+        self.0.receive(wait)
+    }
+
+    fn incoming(&self, index: usize) -> Incoming<'_> {
+        self.0.incoming(index)
+    }
 }

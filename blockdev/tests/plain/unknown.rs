@@ -1,6 +1,6 @@
 //! Changes whose outcome is unknown.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use bluebridge_transport::{
     Capabilities, Counters, Incoming, Outgoing, Polled, ReceiveError, Timestamp, TransmitError,
@@ -16,11 +16,19 @@ pub(super) struct Ear {
     /// Which requests get no response: the code of a command, or 0.
     command: AtomicU16,
     is_deaf: AtomicBool,
+    /// If it is not 0: the lowest place of requests of the command. Only those far behind it get no response.
+    first: AtomicU64,
 }
 
 impl Ear {
     /// From the next request of this command on, nothing is received.
     pub(super) fn deafen(&self, command: Command) {
+        self.command.store(command.code().into(), Ordering::SeqCst);
+    }
+
+    /// Requests of this command get no response if they are 8 MiB or more behind the first place of others.
+    fn deafen_behind(&self, command: Command) {
+        self.first.store(u64::MAX, Ordering::SeqCst);
         self.command.store(command.code().into(), Ordering::SeqCst);
     }
 
@@ -70,7 +78,14 @@ impl Transport for Deaf {
             let code = WireCommand::from_bits(one.destination.octets()[6]).command();
             code.is_some_and(|code| u16::from(code.code()) == command)
         };
-        if command != 0 && batch.iter().any(is_it) {
+        let places = batch.iter().filter(|one| is_it(one)).map(|one| one.destination.to_bits());
+        if self.1.first.load(Ordering::SeqCst) != 0 {
+            for place in places {
+                let place = u64::try_from(place & u128::from(u64::MAX)).expect("its last half");
+                let first = self.1.first.fetch_min(place, Ordering::SeqCst).min(place);
+                self.1.is_deaf.store(place >= first + 8 * MIB, Ordering::SeqCst);
+            }
+        } else if command != 0 && batch.iter().any(is_it) {
             self.1.is_deaf.store(true, Ordering::SeqCst);
         }
         self.0.transmit(batch)
@@ -255,6 +270,56 @@ fn a_suspected_server_that_allocates_a_slab_is_used() {
     assert!(ear.open());
     write(&disk, &mut client, MIB, b"new").expect("the server responds");
     assert_eq!(read(&disk, &mut client, 0, 4), Ok(b"kept".to_vec()));
+}
+
+/// A part that is done gives the rest its time anew, once: it is not done again.
+#[test]
+fn a_slab_that_is_zeroed_to_a_half_again_and_again_is_given_up() {
+    let world = World::new(1, 64 << 20);
+    let slab_bytes = 16 * MIB;
+    let disk_options = DiskOptions { slab_bytes, ..super::options(slab_bytes, Placement::Linear) };
+    let pointer = Disk::create(&mut world.client(), &disk_options).expect("there is room");
+    let (disk, _keeper) =
+        Disk::attach(world.owner(), pointer, options(&world)).expect("nobody has it");
+    let (mut client, ear) = client(&world);
+    for part in [0, 7, 15] {
+        write(&disk, &mut client, part * MIB, b"kept").expect("there is room");
+    }
+    ear.deafen_behind(Command::Delete);
+    let zeroing = Arc::clone(&disk);
+    let thread = std::thread::spawn(move || {
+        let zeroes = Operation::Zero { allocates: true };
+        single(&zeroing, &mut client, zeroes, 0, 16 << 20)
+    });
+    bluebridge_testkit::until("a half is done", || ear.is_deaf.load(Ordering::SeqCst));
+    let mut client = world.client();
+    write(&disk, &mut client, 0, b"again").expect("the server responds to this client");
+    let zeroed = bluebridge_testkit::within("it fails", move || thread.join().expect("no panic"));
+    assert_eq!(zeroed, Err(Failure::Unanswered));
+    let responds = || read(&disk, &mut client, 0, 4).is_ok();
+    bluebridge_testkit::until("the server is asked again", responds);
+    assert_eq!(read(&disk, &mut client, 7 * MIB, 4), Ok(vec![0; 4]), "this half is done");
+    assert_eq!(read(&disk, &mut client, 0, 5), Ok(b"again".to_vec()), "it was done once");
+}
+
+/// Requests and allocations have lists of their own of servers that do not respond.
+#[test]
+fn a_server_that_is_suspected_and_passed_over_is_asked_again() {
+    let world = World::new(1, 32 << 20);
+    let pointer = world.create(4 * MIB, Placement::Linear);
+    let (disk, _keeper) =
+        Disk::attach(world.owner(), pointer, options(&world)).expect("nobody has it");
+    let (mut client, ear) = client(&world);
+    write(&disk, &mut client, 0, b"kept").expect("there is room");
+    ear.deafen_now();
+    assert_eq!(write(&disk, &mut client, MIB, b"new"), Err(Failure::Unanswered));
+    assert_eq!(read(&disk, &mut client, 0, 4), Err(Failure::Unanswered));
+    assert_eq!(read(&disk, &mut client, 0, 4), Err(Failure::Silent), "it is suspected");
+    assert!(ear.open());
+    // Only of allocations. The next tries of the lists are at different times.
+    std::thread::sleep(Duration::from_millis(400));
+    let asked = || write(&disk, &mut client, MIB, b"new").is_ok();
+    bluebridge_testkit::until("the server is asked for a slab", asked);
 }
 
 /// Nobody else has the pointers of slabs that are left when the map is freed, and whether it is may be unknown.

@@ -124,7 +124,7 @@ fn unused(path: &Path, then: Then) -> anyhow::Result<Option<Locked>> {
         // Not while waiting: the other process may need it in order to end.
         let locked = match then {
             Then::Keep => None,
-            Then::Remove => Some(Locked::take(path)?),
+            Then::Remove => Locked::take(path),
         };
         let Ok(found) = fs::symlink_metadata(path) else { return Ok(locked) };
         if !found.file_type().is_socket() {
@@ -175,19 +175,31 @@ fn folder(path: &Path) -> &Path {
 struct Locked(#[expect(dead_code, reason = "closed when dropped")] OwnedFd);
 
 impl Locked {
-    fn take(path: &Path) -> anyhow::Result<Self> {
+    /// `None` if it cannot be had: anybody who may read the folder can hold it, and it closes a gap of an instant only.
+    fn take(path: &Path) -> Option<Self> {
         let folder = folder(path);
-        let failed = || format!("cannot lock the folder {}", folder.display());
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let opened = rustix::fs::open(folder, flags, Mode::empty()).with_context(failed)?;
         let until = Instant::now() + 2 * DYING;
-        loop {
-            match flock(&opened, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Self(opened)),
-                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
-                    thread::sleep(LOOK);
+        let taken = rustix::fs::open(folder, flags, Mode::empty()).and_then(|opened| {
+            loop {
+                match flock(&opened, FlockOperation::NonBlockingLockExclusive) {
+                    Ok(()) => return Ok(Self(opened)),
+                    Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
+                        thread::sleep(LOOK);
+                    }
+                    Err(error) => return Err(error),
                 }
-                Err(error) => return Err(error).with_context(failed),
+            }
+        });
+        match taken {
+            Ok(locked) => Some(locked),
+            Err(error) => {
+                tracing::warn!(
+                    folder = %folder.display(),
+                    %error,
+                    "cannot lock the folder of the socket; start no other disk at the same path now"
+                );
+                None
             }
         }
     }
