@@ -3,54 +3,8 @@
 use std::sync::Mutex;
 use std::time::Instant;
 
-use bluebridge_transport::{
-    Capabilities, Counters, Incoming, Outgoing, Polled, ReceiveError, Timestamp, TransmitError,
-    Wait,
-};
-
+use super::carrier::Before;
 use super::*;
-
-/// A carrier that knows when it sent last.
-struct Watched(MemoryTransport, Arc<Mutex<Option<Instant>>>);
-
-impl Transport for Watched {
-    fn capabilities(&self) -> &Capabilities {
-        self.0.capabilities()
-    }
-
-    fn counters(&self) -> Counters {
-        self.0.counters()
-    }
-
-    fn local_port(&self) -> u16 {
-        self.0.local_port()
-    }
-
-    fn now(&self) -> Timestamp {
-        self.0.now()
-    }
-
-    fn received_at(&self) -> Timestamp {
-        self.0.received_at()
-    }
-
-    fn polled(&self) -> Polled {
-        self.0.polled()
-    }
-
-    fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError> {
-        *self.1.lock().expect("no panic") = Some(Instant::now());
-        self.0.transmit(batch)
-    }
-
-    fn receive(&mut self, wait: Wait) -> Result<usize, ReceiveError> {
-        self.0.receive(wait)
-    }
-
-    fn incoming(&self, index: usize) -> Incoming<'_> {
-        self.0.incoming(index)
-    }
-}
 
 /// The lease is not renewed, and another process gets it when it ends, in the middle of requests that take longer.
 #[test]
@@ -61,8 +15,9 @@ fn nothing_is_sent_after_the_lease() {
     let attached = Disk::attach(world.client(), pointer, options);
     let (disk, _keeper) = attached.expect("nobody has it");
     let node = NodeId(NEXT_CLIENT.fetch_add(1, Ordering::Relaxed));
-    let last = Arc::<Mutex<Option<Instant>>>::default();
-    let carrier = Watched(world.rack.attach(node), Arc::clone(&last));
+    let last = Mutex::<Option<Instant>>::default();
+    let note = || *last.lock().expect("no panic") = Some(Instant::now());
+    let carrier = Before(world.rack.attach(node), note);
     let mut client = Client::open(world.config(node), carrier);
     let granted = std::thread::scope(|scope| {
         let waiting = scope.spawn(|| {

@@ -2,6 +2,7 @@
 
 include!("../../../client-lib/tests/support/rack.rs");
 
+mod carrier;
 mod contents;
 mod lease_end;
 mod no_allocation;

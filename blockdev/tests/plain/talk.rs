@@ -6,11 +6,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use bluebridge_blockdev::nbd::Export;
 use bluebridge_blockdev::server::{END_DEADLINE, Limits, Listener, STOP_DEADLINE, Server};
 use bluebridge_testkit::Scratch;
-use bluebridge_transport::{
-    Capabilities, Counters, Incoming, Outgoing, Polled, ReceiveError, Timestamp, TransmitError,
-    Wait,
-};
 
+use super::carrier::Before;
 use super::*;
 
 struct Served {
@@ -261,7 +258,9 @@ fn long_requests_keep_nobody_waiting() {
     const COUNT: u64 = 120;
     let mut served = Served::start_of(1, Limits::default(), |world| {
         let node = NodeId(NEXT_CLIENT.fetch_add(1, Ordering::Relaxed));
-        Client::open(world.config(node), Slow(world.rack.attach(node)))
+        // It takes its time.
+        let slow = || std::thread::sleep(Duration::from_millis(20));
+        Client::open(world.config(node), Before(world.rack.attach(node), slow))
     });
     let mut peer = served.connect();
     // All of the disk, many times: far more than is done in the time in which a server stops.
@@ -294,46 +293,4 @@ fn long_requests_keep_nobody_waiting() {
     let _ = peer.0.read_to_end(&mut rest);
     let others = rest.chunks(16).filter(|reply| reply.starts_with(&replied(0, 0)[..8])).count();
     assert!(done + (others as u64) < COUNT, "the server did all before it stopped");
-}
-
-/// A carrier that takes its time.
-struct Slow(MemoryTransport);
-
-impl Transport for Slow {
-    fn capabilities(&self) -> &Capabilities {
-        self.0.capabilities()
-    }
-
-    fn counters(&self) -> Counters {
-        self.0.counters()
-    }
-
-    fn local_port(&self) -> u16 {
-        self.0.local_port()
-    }
-
-    fn now(&self) -> Timestamp {
-        self.0.now()
-    }
-
-    fn received_at(&self) -> Timestamp {
-        self.0.received_at()
-    }
-
-    fn polled(&self) -> Polled {
-        self.0.polled()
-    }
-
-    fn transmit(&mut self, batch: &[Outgoing<'_>]) -> Result<usize, TransmitError> {
-        std::thread::sleep(Duration::from_millis(20));
-        self.0.transmit(batch)
-    }
-
-    fn receive(&mut self, wait: Wait) -> Result<usize, ReceiveError> {
-        self.0.receive(wait)
-    }
-
-    fn incoming(&self, index: usize) -> Incoming<'_> {
-        self.0.incoming(index)
-    }
 }
