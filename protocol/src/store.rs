@@ -10,8 +10,8 @@ use bluebridge_wire::{ArenaGeneration, Location, NodeId, Space, Status, Tag, add
 use crate::direct::Shared;
 
 pub use lines::{
-    ADOPTED_PAGES_FROM, Allowance, HomeLine, Line, LineStore, Placed, SHARD_PAGES_MAX, StageError,
-    Taken,
+    ADOPTED_PAGES_FROM, Allowance, HomeLine, Line, LineStore, PageCrcs, Placed, SHARD_PAGES_MAX,
+    StageError, Taken,
 };
 pub use none::NoPages;
 

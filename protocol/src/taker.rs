@@ -22,7 +22,7 @@ use crate::{
     Timestamp,
     requester::{Buffers, Completion, Failure, Migration, Operation, Output, Requester},
     responder::Responder,
-    store::{HomeLine, LineStore, PageStore, Placed, SHARD_PAGES_MAX, StageError, Taken},
+    store::{HomeLine, LineStore, PageCrcs, PageStore, Placed, SHARD_PAGES_MAX, StageError, Taken},
 };
 
 const LINE: u64 = LINE_PAGES as u64;
@@ -182,6 +182,8 @@ struct Slot {
     leased_until: Timestamp,
     taken: Taken,
     pages: LineRecord,
+    /// Those of the bytes that were read.
+    crcs: PageCrcs,
     has_failed: bool,
     record: [u8; LINE_RECORD_BYTES],
 }
@@ -521,6 +523,7 @@ impl Taker {
                 leased_until: now,
                 taken,
                 pages: LineRecord::default(),
+                crcs: PageCrcs::default(),
                 has_failed: false,
                 record: [0; LINE_RECORD_BYTES],
             });
@@ -613,6 +616,7 @@ impl Taker {
         }
         let slot = &mut self.slots[index];
         (slot.taken.epoch, slot.pages, slot.has_failed) = (lease.epoch, pages, false);
+        slot.crcs = PageCrcs::default();
         slot.leased_until = now + Duration::from_millis(LEASE_MS.into());
         let mut reads = 0;
         for run in written_runs(&pages) {
@@ -656,11 +660,11 @@ impl Taker {
             return self.try_again(now, index, None);
         }
         let name = (self.order.home_line(line), slot.taken);
-        let mut staged = store.lines_mut().stage(place, name, &slot.pages);
+        let mut staged = store.lines_mut().stage(place, name, &slot.pages, &slot.crcs);
         for _ in 0..LINE_PAGES {
             let Err(StageError::FreedElsewhere(page)) = staged else { break };
             responder.free_rest(now, place + page as u64, store);
-            staged = store.lines_mut().stage(place, name, &slot.pages);
+            staged = store.lines_mut().stage(place, name, &slot.pages, &slot.crcs);
         }
         let is_to_be_freed =
             matches!(staged, Err(StageError::FreedElsewhere(_) | StageError::BeingFreed(_)));
@@ -776,6 +780,16 @@ impl Taker {
         store.lines_mut().memory(*place)?.get_mut(usize::from(page) * PAGE_BYTES..)
     }
 
+    /// Notes the CRC of a page that was read.
+    fn copied(&mut self, token: u64, at: usize, crc: Option<u32>) {
+        let Some((index, what)) = self.operation(token) else { return };
+        let Some(first) = what.checked_sub(READ) else { return };
+        let page = usize::from(first) + at / PAGE_BYTES;
+        if let Some(known) = self.slots[index].crcs.get_mut(page) {
+            *known = crc;
+        }
+    }
+
     /// Where a line that is not here yet is in the store.
     fn place(&self, line: u32) -> Option<u64> {
         self.places.get(&line).copied()
@@ -850,6 +864,10 @@ impl<S: PageStore + ?Sized> Buffers for InStore<'_, S> {
 
     fn incoming(&mut self, token: u64) -> &mut [u8] {
         self.taker.incoming(token, self.store).unwrap_or_default()
+    }
+
+    fn copied(&mut self, token: u64, at: usize, crc: Option<u32>) {
+        self.taker.copied(token, at, crc);
     }
 }
 

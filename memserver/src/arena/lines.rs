@@ -4,13 +4,14 @@ use core::ops::Range;
 use std::collections::BTreeSet;
 
 use bluebridge_protocol::store::{
-    Access, Allowance, Creator, HomeLine, Line, LineStore, Placed, StageError, Taken,
+    Access, Allowance, Creator, HomeLine, Line, LineStore, PageCrcs, Placed, StageError, Taken,
 };
 use bluebridge_wire::{
     ArenaGeneration, LinePage, NodeId, Space, Status,
-    address::LINE_PAGES,
+    address::{LINE_PAGES, PAGE_BYTES},
     header::LEASE_EPOCH_MAX,
     line::{LineRecord, PageContents, Part},
+    page_crc,
 };
 
 use super::{
@@ -357,6 +358,12 @@ impl Arena {
         }
     }
 
+    /// Whether the CRC of a page is its bytes', if it is known.
+    fn has_its_crc(&self, number: usize) -> bool {
+        let page = self.pages.bytes(number, &(0..PAGE_BYTES)).first_chunk();
+        self.pages.page_crc(number).is_none_or(|known| page.map(page_crc) == Some(known))
+    }
+
     /// Whether a line that was taken can be one: what its giver says is not trusted.
     fn check_staged(&self, line: usize, record: &LineRecord) -> Result<(), StageError> {
         let mut result = Ok(());
@@ -571,6 +578,7 @@ impl LineStore for Arena {
         first_page: u64,
         (home, taken): (HomeLine, Taken),
         pages: &LineRecord,
+        crcs: &PageCrcs,
     ) -> Result<(), StageError> {
         // The floor of lease epochs is raised to it, and the next process refuses a greater one.
         if taken.epoch > LEASE_EPOCH_MAX {
@@ -588,7 +596,7 @@ impl LineStore for Arena {
         if !self.fill_frame(line) {
             return Err(StageError::NoPlace);
         }
-        for (page, number) in pages.iter().zip(pages_of(line)) {
+        for ((page, crc), number) in pages.iter().zip(crcs).zip(pages_of(line)) {
             let is_written = page.part != Part::Free && page.contents == PageContents::Written;
             let (part, link) = role_of(page.part);
             self.pages.stage(
@@ -600,8 +608,10 @@ impl LineStore for Arena {
                     colour: colour_of(page),
                     space: page.space,
                     is_written,
+                    crc: *crc,
                 },
             );
+            debug_assert!(self.has_its_crc(number), "the CRC of page {number}");
             if part == Use::HEAD && !self.pages.is_own(line) {
                 let creator = Creator { node: page.creator, incarnation: page.creator_incarnation };
                 self.pages.note_creator(number, creator);

@@ -13,6 +13,7 @@ use bluebridge_wire::{
     address::LINE_BYTES,
     header::LEASE_EPOCH_MAX,
     line::{LineRecord, PageContents, Part},
+    page_crc,
 };
 use proptest::prelude::*;
 
@@ -1027,6 +1028,34 @@ fn pages_of_lines_that_were_given_stay_withheld_until_they_are_cleared() {
     assert_eq!(arena.arena_usage().free_pages, 0);
     arena.adopt(8);
     assert_eq!(arena.arena_usage().free_pages, 8);
+}
+
+/// Direct readers, and the next taker, need not compute it again.
+#[test]
+fn the_crcs_of_a_line_that_was_read_are_known() {
+    let mut arena = Arena::on_heap(&ArenaConfig::default(), 16);
+    let place = arena.lines_mut().reserve(1).unwrap()[0].start;
+    let page = LinePage {
+        version: 5,
+        part: Part::First { pages: 1 },
+        colour: Some((ArenaGeneration::default(), Tag(1))),
+        space: SPACE,
+        contents: PageContents::Written,
+        ..LinePage::default()
+    };
+    let mut record = [page; LINE_PAGES];
+    record[6].contents = PageContents::Leftover;
+    let bytes: Vec<u8> = (0..LINE_BYTES).map(|at| (at / 3) as u8).collect();
+    arena.stage_with(place, (home_line(1, 8), TAKEN), &record, &bytes).unwrap();
+    arena.adopt(place);
+    let pages = bytes.chunks(PAGE_BYTES).zip(place..).zip(0..);
+    for ((bytes, number), at) in pages {
+        // The third one is as if it had come in pieces, and the sixth one reads as zeros.
+        let crc = bytes.first_chunk().map(page_crc).filter(|_| ![3, 6].contains(&at));
+        assert_eq!(arena.page_crc(number), crc, "page {at}");
+    }
+    arena.write(place, 9, &[1]);
+    assert_eq!(arena.page_crc(place), None);
 }
 
 /// It would be in doubt whose of the two lines it is, and the states and bytes of both would be mixed.

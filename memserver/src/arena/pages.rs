@@ -168,6 +168,8 @@ pub(super) struct StagedPage {
     pub(super) space: Space,
     /// Its bytes are in the line's memory; otherwise it reads as zeros, or is free.
     pub(super) is_written: bool,
+    /// The CRC32C of its bytes, if it is known.
+    pub(super) crc: Option<u32>,
 }
 
 /// The pages of one shard.
@@ -404,7 +406,8 @@ impl Pages {
         stores::set(&mut state.part, page.part);
         stores::set(&mut state.contents, contents);
         stores::set(&mut state.is_complete, PageRecord::COMPLETE);
-        stores::set(&mut state.checksum, PageRecord::NO_CHECKSUM);
+        let checksum = page.crc.map_or(PageRecord::NO_CHECKSUM, |crc| checksum(sequence, crc));
+        stores::set(&mut state.checksum, checksum);
         stores::set(&mut state.sequence, sequence);
     }
 

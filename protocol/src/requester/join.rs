@@ -72,6 +72,7 @@ impl Requester {
             return;
         };
         target.copy_from_slice(reply.data);
+        buffers.copied(op.token, start, reply.page_crc);
         let page_stale = op.stale_bit(piece.page);
         if op.arrived.done & pieces == 0 {
             // No piece of the earlier contents of the page is left.

@@ -319,6 +319,10 @@ pub trait Buffers {
     /// The destination of a READ's or an UPDATE's bytes, as long as the operation; of a TAKE's or KEEP's records, 256
     /// bytes ([`LINE_RECORD_BYTES`](bluebridge_wire::line::LINE_RECORD_BYTES)).
     fn incoming(&mut self, token: u64) -> &mut [u8];
+
+    /// Bytes of a page of a READ or an UPDATE were copied to [`Self::incoming`], `at` bytes behind its start. If they
+    /// are a whole page, `crc` is its CRC32C; otherwise what was known about the page is over.
+    fn copied(&mut self, _token: u64, _at: usize, _crc: Option<u32>) {}
 }
 
 /// Identifies an operation in progress; never reused for another.

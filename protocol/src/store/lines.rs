@@ -2,7 +2,9 @@
 
 use core::ops::Range;
 
-use bluebridge_wire::{ArenaGeneration, NodeId, Space, Status, line::LineRecord};
+use bluebridge_wire::{
+    ArenaGeneration, NodeId, Space, Status, address::LINE_PAGES, line::LineRecord,
+};
 
 use super::Access;
 
@@ -73,6 +75,9 @@ pub struct Allowance {
     pub taker_incarnation: u32,
 }
 
+/// The CRC32C of each page of a line, where it is known.
+pub type PageCrcs = [Option<u32>; LINE_PAGES];
+
 /// Why a line cannot be staged. The giver is at fault, or what it says belongs to other contents.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -138,8 +143,9 @@ pub trait LineStore {
     /// written here. `None` if none is reserved, or if a line is staged there.
     fn memory(&mut self, first_page: u64) -> Option<&mut [u8]>;
 
-    /// Stores the states of a line's pages; the bytes of the written ones are in its [memory](Self::memory). Nobody is
-    /// served from it yet. A line that is staged already is [adopted](Self::adopt) or [dropped](Self::drop_staged) first.
+    /// Stores the states of a line's pages; the bytes of the written ones are in its [memory](Self::memory), and `crcs`
+    /// are theirs. Nobody is served from it yet. A line that is staged already is [adopted](Self::adopt) or
+    /// [dropped](Self::drop_staged) first.
     ///
     /// # Errors
     /// [`StageError`]; the line is not staged.
@@ -148,6 +154,7 @@ pub trait LineStore {
         first_page: u64,
         name: (HomeLine, Taken),
         pages: &LineRecord,
+        crcs: &PageCrcs,
     ) -> Result<(), StageError>;
 
     /// The giver said that a staged line is this server's, which serves it from now on.

@@ -5,8 +5,8 @@ use core::ops::Range;
 use bluebridge_wire::{ArenaGeneration, Space, Status, line::LineRecord};
 
 use super::{
-    Access, Allowance, Grant, HomeLine, Line, LineStore, PageStore, Placed, StageError, StoreUsage,
-    Taken,
+    Access, Allowance, Grant, HomeLine, Line, LineStore, PageCrcs, PageStore, Placed, StageError,
+    StoreUsage, Taken,
 };
 
 /// The store of a deputy: it stands for a node of which no page is left, so that its responder only says where they are.
@@ -98,7 +98,13 @@ impl LineStore for NoPages {
         None
     }
 
-    fn stage(&mut self, _: u64, _: (HomeLine, Taken), _: &LineRecord) -> Result<(), StageError> {
+    fn stage(
+        &mut self,
+        _: u64,
+        _: (HomeLine, Taken),
+        _: &LineRecord,
+        _: &PageCrcs,
+    ) -> Result<(), StageError> {
         Err(StageError::NoPlace)
     }
 

@@ -51,6 +51,12 @@ impl Buffers for Takers<'_> {
             None => &mut [],
         }
     }
+
+    fn copied(&mut self, token: u64, at: usize, crc: Option<u32>) {
+        if let Some(taker) = self.of(token) {
+            self.0[taker].copied(token, at, crc);
+        }
+    }
 }
 
 struct Pair {
@@ -75,6 +81,11 @@ impl Pair {
 
     /// So many pages of the giver are allocated.
     fn with(allocated: u32) -> Self {
+        Self::of(allocated, PAGE_BYTES)
+    }
+
+    /// READs have pieces of so many bytes.
+    fn of(allocated: u32, piece_bytes: usize) -> Self {
         let now = Timestamp::from_nanos(1_000_000_000);
         let mut given = store::PlainStore::new(PAGES);
         let mut giver = Responder::new(&responder::Config::new(SPACE, GIVER, 2, 1)).unwrap();
@@ -89,7 +100,10 @@ impl Pair {
             now,
             giver,
             given,
-            requester: Requester::new(requester::Config::new(SPACE, TAKER, INCARNATION, 3)),
+            requester: Requester::new(requester::Config {
+                piece_bytes: piece_bytes as u16,
+                ..requester::Config::new(SPACE, TAKER, INCARNATION, 3)
+            }),
             responder: Responder::new(&config).unwrap(),
             store: store::PlainStore::new(PAGES),
             takers: Vec::new(),
@@ -404,6 +418,40 @@ fn a_line_in_doubt_stays_reserved_when_the_taker_is_stopped_and_restarts() {
     // One that is stopped drops what is the giver's, and keeps the rest.
     pair.takers.remove(0).finish(&mut pair.store);
     assert_eq!((pair.told("adopt"), pair.told("release")), (3, 1));
+}
+
+/// The store compares each with the page's bytes.
+#[test]
+fn the_crcs_of_pages_that_come_whole_are_kept() {
+    for (piece_bytes, known) in [(PAGE_BYTES, 24), (PAGE_BYTES / 2, 0)] {
+        let mut pair = Pair::of(24, piece_bytes);
+        pair.allow();
+        pair.take(1, 0..32);
+        pair.run(LONG);
+        assert_eq!(pair.takers[0].progress().here, 3);
+        assert_eq!(pair.store.known_crcs, known, "pieces of {piece_bytes} bytes");
+    }
+}
+
+/// A page that came whole, and then a part of it again, as after a change of its path.
+#[test]
+fn what_is_copied_in_pieces_has_no_crc() {
+    let mut pair = Pair::new();
+    pair.allow();
+    pair.take(1, 0..8);
+    pair.held_back = Some(Command::Read);
+    pair.turn();
+    let taker = &mut pair.takers[0];
+    let read = token(1, 0, READ);
+    taker.copied(read, 0, Some(1));
+    taker.copied(read, 2 * PAGE_BYTES, Some(2));
+    assert_eq!(taker.slots[0].crcs[..4], [Some(1), None, Some(2), None]);
+    taker.copied(read, PAGE_BYTES / 2, None);
+    assert_eq!(taker.slots[0].crcs[..4], [None, None, Some(2), None]);
+    // Of no page of the line, and of a record.
+    taker.copied(read, LINE_PAGES * PAGE_BYTES, Some(3));
+    taker.copied(token(1, 0, TAKE), 0, Some(3));
+    assert_eq!(taker.slots[0].crcs[..4], [None, None, Some(2), None]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use core::ops::Range;
 use bluebridge_protocol::{
     Timestamp,
     responder::Adopted,
-    store::{HomeLine, PageStore, Taken},
+    store::{HomeLine, PageCrcs, PageStore, Taken},
 };
 use bluebridge_wire::{
     address::{LINE_PAGES, PAGE_BYTES},
@@ -86,7 +86,7 @@ fn stage<S: PageStore>(
 ) {
     let lines = store.lines_mut();
     lines.memory(place).expect("it is reserved").copy_from_slice(bytes);
-    lines.stage(place, (home, TAKEN), pages).expect("it is reserved");
+    lines.stage(place, (home, TAKEN), pages, &PageCrcs::default()).expect("it is reserved");
 }
 
 fn bytes_of(server: &Server, first_page: u64) -> Vec<u8> {

@@ -12,7 +12,7 @@ use super::{
     leases::{Client, OTHER},
     *,
 };
-use crate::store::{ADOPTED_PAGES_FROM, HomeLine, LineStore as _, Taken};
+use crate::store::{ADOPTED_PAGES_FROM, HomeLine, LineStore as _, PageCrcs, Taken};
 
 pub(super) const HOME: NodeId = NodeId(4);
 const TAG: u8 = 7;
@@ -52,7 +52,7 @@ impl World {
     fn stage(&mut self, place: u64, home: HomeLine, record: &LineRecord, epoch: u64, seed: u8) {
         let taken = Taken { migration: MIGRATION, epoch };
         self.store.memory(place).unwrap().copy_from_slice(&stamp(LINE_BYTES, seed));
-        let staged = self.store.stage(place, (home, taken), record);
+        let staged = self.store.stage(place, (home, taken), record, &PageCrcs::default());
         assert_eq!(staged, Ok(()));
     }
 

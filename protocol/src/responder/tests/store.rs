@@ -10,12 +10,13 @@ use bluebridge_wire::{
     ArenaGeneration, LinePage, Location, NodeId, Space, Status, Tag,
     address::{LINE_BYTES, LINE_PAGES, PAGE_BYTES},
     line::{LineRecord, PageContents, Part},
+    page_crc,
 };
 
 use crate::{
     direct::{DirectRead, Shared, SharedSession, SharedShard},
     store::{
-        Access, Allowance, Creator, Grant, HomeLine, Line, LineStore, PageStore, Placed,
+        Access, Allowance, Creator, Grant, HomeLine, Line, LineStore, PageCrcs, PageStore, Placed,
         StageError, StoreUsage, Taken,
     },
 };
@@ -89,6 +90,8 @@ pub(crate) struct PlainStore {
     /// The bytes of reserved lines.
     memory: BTreeMap<u64, Vec<u8>>,
     staged: BTreeMap<u64, (HomeLine, Taken)>,
+    /// Pages that were staged with their CRC.
+    pub(crate) known_crcs: u32,
     pub(crate) adopted: BTreeMap<u64, HomeLine>,
     /// The first pages of allocations that are being freed.
     freeing: BTreeSet<u64>,
@@ -124,6 +127,7 @@ impl PlainStore {
             reserved: BTreeSet::new(),
             memory: BTreeMap::new(),
             staged: BTreeMap::new(),
+            known_crcs: 0,
             adopted: BTreeMap::new(),
             freeing: BTreeSet::new(),
             told: Vec::new(),
@@ -411,6 +415,7 @@ impl LineStore for PlainStore {
         first_page: u64,
         name: (HomeLine, Taken),
         pages: &LineRecord,
+        crcs: &PageCrcs,
     ) -> Result<(), StageError> {
         if !self.reserved.contains(&first_page) {
             return Err(StageError::NoPlace);
@@ -431,6 +436,10 @@ impl LineStore for PlainStore {
                 }
             };
             let is_written = page.contents == PageContents::Written;
+            if let Some(crc) = crcs[number % LINE_PAGES].filter(|_| is_written) {
+                assert_eq!(bytes.first_chunk().map(page_crc), Some(crc), "page {number}");
+                self.known_crcs += 1;
+            }
             to.bytes = if is_written { bytes.to_vec() } else { vec![0; PAGE_BYTES] };
             (to.last_tag, to.version) = (tag, to.version.max(page.version));
         }
