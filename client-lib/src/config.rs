@@ -96,8 +96,7 @@ impl EndpointConfig {
             (Some(assigned), Some(fitting)) => assigned.min(fitting),
             (assigned, fitting) => assigned.or(fitting).unwrap_or(config.piece_bytes),
         };
-        let held = carrier.receive_buffer_bytes / RECEIVED_PAGE_BYTES;
-        let held = u16::try_from(held.clamp(8, 4096)).unwrap_or(8);
+        let held = u16::try_from(carrier.received_pages().clamp(8, 4096)).unwrap_or(8);
         config.credit_pages = self.credit_pages.unwrap_or(held);
         config.operation_count = self.operation_count;
         config.server_count = self.server_count;
@@ -106,10 +105,6 @@ impl EndpointConfig {
         config
     }
 }
-
-/// What a page occupies of a socket's receive buffer, in bytes: its pieces, rounded up to what the
-/// kernel accounts for each.
-const RECEIVED_PAGE_BYTES: usize = 12 * 1024;
 
 /// The largest piece that the carrier can send; `None` if it can send less than any link.
 pub(crate) fn fitting_piece(carrier: &Capabilities) -> Option<u16> {

@@ -29,8 +29,9 @@ const PATH: &str = "/proc/thread-self/schedstat";
 /// How often the times are read.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// After so long at full rate it looks again.
-const NEXT_LOOK: Duration = Duration::from_secs(2);
+/// How often it looks again while it works at full rate: when so much of the machine's time has passed, so that all threads
+/// of all servers on the machine look at the same time. Otherwise one would see clients give way to another one.
+const LOOKS: Duration = Duration::from_secs(2);
 
 /// What was before a longer gap says nothing about now: the meter begins anew. A taker rests for less.
 const GAP: Duration = Duration::from_millis(200);
@@ -86,17 +87,17 @@ impl Contention {
         let since = now.saturating_since(self.read_at);
         if !self.is_begun {
             self.is_begun = true;
-            self.file = File::open(PATH).ok();
             self.begin(now);
         } else if since >= GAP {
             self.begin(now);
         } else if since >= INTERVAL {
             let is_at_full_rate = !self.is_contended && !self.is_looking;
-            if is_at_full_rate && now.saturating_since(self.began_at) >= NEXT_LOOK {
+            if is_at_full_rate && period(now) != period(self.began_at) {
                 self.begin(now);
             } else {
                 self.read_at = now;
-                self.is_looking &= !self.others.look(now);
+                let has_looked = self.others.look(now);
+                self.is_looking = self.is_looking && !has_looked && !self.others.are_idle(now);
                 if let Some(times) = self.read() {
                     self.note(times);
                 }
@@ -107,6 +108,8 @@ impl Contention {
 
     fn begin(&mut self, now: Timestamp) {
         (self.read_at, self.began_at) = (now, now);
+        // It may have had too many files open.
+        self.file = self.file.take().or_else(|| File::open(PATH).ok());
         let times = self.read();
         self.is_looking = times.is_some();
         self.last = times.unwrap_or_default();
@@ -136,6 +139,11 @@ impl Contention {
             self.is_contended = waits && self.others.have_work();
         }
     }
+}
+
+/// The number of a moment's period.
+const fn period(at: Timestamp) -> u128 {
+    at.as_nanos() as u128 / LOOKS.as_nanos()
 }
 
 /// The time that a thread ran and waited, of the text of its file.

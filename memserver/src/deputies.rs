@@ -196,7 +196,9 @@ mod tests {
 
     fn deputize(deputies: &mut Deputies, of: &Deputyship) -> bool {
         let node = NodeId(9);
-        let identity = Identity { node, incarnation: 1, shard: 0, piece_bytes: 4096, seed: 1 };
+        let (piece_bytes, credit_pages) = (4096, 64);
+        let identity =
+            Identity { node, incarnation: 1, shard: 0, piece_bytes, credit_pages, seed: 1 };
         deputies.deputize(Timestamp::default(), of, &identity, 1)
     }
 

@@ -168,8 +168,15 @@ mod tests {
                 let purged = responder.purge(now, space, grant, &mut store).expect("no replies");
                 assert!(purged.is_ok(), "{purged:?}");
             }
-            let identity =
-                Identity { node: SERVER, incarnation: 1, shard: 0, piece_bytes: 4096, seed: 1 };
+            let (piece_bytes, credit_pages) = (4096, 64);
+            let identity = Identity {
+                node: SERVER,
+                incarnation: 1,
+                shard: 0,
+                piece_bytes,
+                credit_pages,
+                seed: 1,
+            };
             Self { transport, responder, store, freeings: Freeings::new(identity) }
         }
 

@@ -175,6 +175,8 @@ pub(crate) struct Identity {
     pub(crate) incarnation: u32,
     pub(crate) shard: u8,
     pub(crate) piece_bytes: u16,
+    /// Of the session with each giver.
+    pub(crate) credit_pages: u16,
     pub(crate) seed: u64,
 }
 
@@ -357,7 +359,7 @@ impl Migrations {
         if self.takings.len() >= TAKINGS_MAX {
             return Err(MigrationError::Full);
         }
-        let Identity { node, shard, piece_bytes, seed, .. } = self.identity;
+        let Identity { node, shard, piece_bytes, credit_pages, seed, .. } = self.identity;
         self.count = (self.count + 1) & SELECTOR_COUNT;
         // Replies must reach this shard.
         let selector = u32::from(shard) << SELECTOR_SHIFT | self.count;
@@ -365,6 +367,7 @@ impl Migrations {
         let config = requester::Config {
             selector,
             piece_bytes,
+            credit_pages,
             ..requester::Config::new(order.space, node, order.incarnation, seed)
         };
         let taker = make(order, node, self.count)?;
@@ -428,9 +431,11 @@ impl Migrations {
         store: &mut S,
     ) -> Result<u64, TransmitError> {
         let is_contended = self.contention.is_contended(now);
+        let taking = self.takings.iter().filter(|taking| !taking.is_over).count();
+        let taking = u32::try_from(taking).unwrap_or(u32::MAX);
         let mut over = 0;
         for Taking { taker, requester, is_over, .. } in &mut self.takings {
-            taker.set_contended(is_contended);
+            taker.set_contended(is_contended, taking);
             requester.handle_timeout(now);
             while let Some(completion) = requester.poll_completion() {
                 taker.heard(now, &completion, (&mut *requester, &mut *responder), store);
@@ -600,7 +605,9 @@ mod tests {
     fn a_shard_is_in_a_hurry_for_a_while_after_each_line_that_moved() {
         let (space, node) = (Space(1), NodeId(1));
         let responder = Responder::new(&Config::new(space, node, 1, 5)).expect("it is valid");
-        let identity = Identity { node, incarnation: 1, shard: 0, piece_bytes: 4096, seed: 1 };
+        let (piece_bytes, credit_pages) = (4096, 64);
+        let identity =
+            Identity { node, incarnation: 1, shard: 0, piece_bytes, credit_pages, seed: 1 };
         let mut migrations = Migrations::new(identity);
         let no_clock = || unreachable!("the clock is read for each wait of a server");
         assert!(!migrations.is_hurried(&responder, no_clock));

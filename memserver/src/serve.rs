@@ -19,7 +19,7 @@ use bluebridge_protocol::{
     store::PageStore,
 };
 use bluebridge_transport::{
-    Incoming, Outgoing, ReceiveError, Spin, TransmitError, Transport, Wait,
+    Capabilities, Incoming, Outgoing, ReceiveError, Spin, TransmitError, Transport, Wait,
 };
 use bluebridge_wire::{ArenaGeneration, Datagram, NodeId, Space, WireCommand, address::Fields};
 
@@ -228,7 +228,8 @@ impl<T: Transport, S: Store> Shard<T, S> {
     ) -> Self {
         let surveys = VecDeque::with_capacity(SURVEYS_MAX);
         let Config { node, incarnation, shard, piece_bytes, seed, .. } = *config;
-        let identity = Identity { node, incarnation, shard, piece_bytes, seed };
+        let credit_pages = taker_credit(transport.capabilities());
+        let identity = Identity { node, incarnation, shard, piece_bytes, credit_pages, seed };
         let (migrations, freeings) = (Migrations::new(identity), Freeings::new(identity));
         let spin = idle.spin.map_or_else(Spin::learned, Spin::fixed);
         let (backlog, deputies) = (Backlog::new(), Deputies::default());
@@ -598,6 +599,12 @@ impl<T: Transport, S: Store> Shard<T, S> {
     fn publish(&self, statistics: &ShardStatistics) {
         statistics.publish(&self.responder, self.store.arena_usage(), self.transport.counters());
     }
+}
+
+/// The credit of a taker's session, in pages. Moves of four givers at once leave room for the requests of clients, if the
+/// carrier has much; eight lines hide most of the way to the giver, and 32 all of it.
+fn taker_credit(carrier: &Capabilities) -> u16 {
+    u16::try_from((carrier.received_pages() / 4).clamp(64, 256)).unwrap_or(64)
 }
 
 /// What became of a datagram.

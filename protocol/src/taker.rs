@@ -45,6 +45,9 @@ const READ: u16 = 2;
 /// How long a TAKE waits: longer than a server's longest lease, after which it is next.
 const TAKE_PATIENCE: Duration = Duration::from_secs(30);
 
+/// A TAKE that was not answered for so long waits for a lease, or is lost: its line delays no others.
+const QUEUED: Duration = Duration::from_millis(20);
+
 /// How long a READ may take: the lease is over then.
 const READ_PATIENCE: Duration = Duration::from_millis(200);
 
@@ -173,7 +176,7 @@ enum Step {
 struct Slot {
     line: u32,
     step: Step,
-    /// When the next step may begin.
+    /// When the next step may begin; while a TAKE is under way, the moment from which on it counts as waiting.
     at: Timestamp,
     /// When it was asked for, unless an earlier process did.
     asked_at: Option<Timestamp>,
@@ -230,6 +233,8 @@ pub struct Taker {
     /// The generations in the pointers to what is here.
     generations: (ArenaGeneration, ArenaGeneration),
     pace: Pace,
+    /// The last [`Self::poll`].
+    polled_at: Timestamp,
     is_begun: bool,
     is_stopped: bool,
     is_full: bool,
@@ -319,6 +324,7 @@ impl Taker {
             known: 0,
             generations,
             pace: Pace::new(),
+            polled_at: Timestamp::ZERO,
             is_begun: false,
             is_stopped: false,
             is_full: false,
@@ -338,8 +344,10 @@ impl Taker {
     }
 
     /// Whether others want the processor on which this taker runs: moving memory is less urgent than what they do.
-    pub fn set_contended(&mut self, is_contended: bool) {
-        self.pace.set_contended(is_contended);
+    ///
+    /// `takers` is how many take lines on it, with this one: they share what is left to them.
+    pub fn set_contended(&mut self, is_contended: bool, takers: u32) {
+        self.pace.set_contended(is_contended, takers);
     }
 
     /// Takes no further line: the giver was told to give none. Lines in doubt are asked for until their end is known.
@@ -425,7 +433,12 @@ impl Taker {
     /// The next moment at which [`Self::poll`] has something to do; `None` if it waits for completions only.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
-        let is_waiting = |slot: &&Slot| matches!(slot.step, Step::Take | Step::Stage | Step::Keep);
+        let is_waiting = |slot: &&Slot| match slot.step {
+            Step::Take | Step::Stage | Step::Keep => true,
+            // From then on other lines may be taken.
+            Step::Taking => slot.at > self.polled_at,
+            Step::Reading(_) | Step::Keeping => false,
+        };
         let waits = self.slots.iter().filter(is_waiting);
         let takes = self.is_begun && !self.is_stopped && self.counts.left > 0;
         // A line in doubt also waits for the end of the rest.
@@ -440,6 +453,7 @@ impl Taker {
         (requester, responder): (&mut Requester, &mut Responder),
         store: &mut S,
     ) {
+        self.polled_at = now;
         let Self { slots, lines, .. } = self;
         slots.retain(|slot| lines[slot.line as usize] == LineState::OnItsWay);
         self.fill(now);
@@ -489,6 +503,7 @@ impl Taker {
                 slot.step = Step::Reading(count - 1);
                 if let Err(failure) = completion.result {
                     self.last_failure = Some(failure);
+                    self.pace.lost();
                 }
                 if count == 1 {
                     self.stage(now, index, responder, store);
@@ -503,8 +518,10 @@ impl Taker {
 
     /// Gives slots to lines: first to those in doubt.
     fn fill(&mut self, now: Timestamp) {
-        let on_their_way = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
-        for _ in 0..self.pace.room(now, on_their_way) {
+        let all = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
+        let on_their_way = self.slots.iter().filter(|slot| !slot.is_waiting(now)).count();
+        let room = self.pace.room(now, u32::try_from(on_their_way).unwrap_or(u32::MAX));
+        for _ in 0..room.min(LINES_MAX.saturating_sub(all)) {
             let (line, step, taken) = match self.doubts.pop() {
                 Some((line, taken)) => (line, Step::Keep, taken),
                 None => {
@@ -559,7 +576,7 @@ impl Taker {
         let token = token(self.number, slot.line, TAKE);
         match requester.start_until(now, take, token, now + TAKE_PATIENCE) {
             Ok(_) => {
-                slot.step = Step::Taking;
+                (slot.step, slot.at) = (Step::Taking, now + QUEUED);
                 slot.asked_at.get_or_insert(now);
             }
             Err(_) => slot.wait(now),
@@ -842,6 +859,15 @@ impl Taker {
 impl Slot {
     const fn is_in_doubt(&self) -> bool {
         matches!(self.step, Step::Keep | Step::Keeping)
+    }
+
+    /// Whether it delays no other line: it is to be tried again later, or somebody else has the line.
+    fn is_waiting(&self, now: Timestamp) -> bool {
+        match self.step {
+            Step::Take | Step::Stage | Step::Keep => self.at > now,
+            Step::Taking => self.at <= now,
+            Step::Reading(_) | Step::Keeping => false,
+        }
     }
 
     /// Waits until it is tried again, the longer the more often.

@@ -102,6 +102,18 @@ pub struct Capabilities {
     pub receive_buffer_bytes: usize,
 }
 
+/// What a page occupies of a socket's receive buffer, in bytes: its pieces, rounded up to what the
+/// kernel accounts for each.
+const RECEIVED_PAGE_BYTES: usize = 12 * 1024;
+
+impl Capabilities {
+    /// Pages whose datagrams can wait to be received, whatever their pieces.
+    #[must_use]
+    pub const fn received_pages(&self) -> usize {
+        self.receive_buffer_bytes / RECEIVED_PAGE_BYTES
+    }
+}
+
 /// Counts since the carrier was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {

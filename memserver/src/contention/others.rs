@@ -23,6 +23,10 @@ const LINE_BYTES: usize = 8 + 10 * 21;
 /// processors.
 const INTERVAL: Duration = Duration::from_millis(50);
 
+/// After so long it is seen whether the processors have next to nothing to do: the kernel counts idle time exactly, but
+/// tells it in ticks.
+const GLANCE: Duration = Duration::from_millis(20);
+
 /// At each look, the times of before count this much less.
 const DECAY: u64 = 2;
 
@@ -41,6 +45,14 @@ struct Work {
     busy: u64,
     /// What this process did, and a giver of this thread; only what the thread did, if it may use one processor only.
     own: u64,
+}
+
+impl Work {
+    /// Whether the processors were idle for at least half of the time.
+    const fn is_little_since(&self, last: &Self) -> bool {
+        let all = self.all.saturating_sub(last.all);
+        all > 0 && self.busy.saturating_sub(last.busy) <= all / 2
+    }
 }
 
 /// A meter of the work of others. Where the kernel does not count it, they always have some.
@@ -71,6 +83,16 @@ impl Others {
             self.note(work);
         }
         is_time
+    }
+
+    /// Whether the processors were idle for at least half of the time since the last look, if that was some time ago.
+    /// Beside clients that use them all they never are, and a thread that does little and its giver leave more than that.
+    pub(super) fn are_idle(&mut self, now: Timestamp) -> bool {
+        if now.saturating_since(self.looked_at) < GLANCE {
+            return false;
+        }
+        let last = self.last;
+        self.read().zip(last).is_some_and(|(work, last)| work.is_little_since(&last))
     }
 
     /// Whether they have work; not as long as nothing is known.
@@ -220,12 +242,23 @@ mod tests {
     }
 
     #[test]
+    fn processors_with_half_of_their_time_left_are_idle() {
+        let work = |all, busy| Work { all, busy, own: 0 };
+        let last = work(70, 60);
+        assert!(work(110, 80).is_little_since(&last));
+        assert!(!work(110, 90).is_little_since(&last));
+        assert!(!last.is_little_since(&last), "no time has passed");
+        assert!(!work(10, 10).is_little_since(&last), "its clock went back");
+    }
+
+    #[test]
     fn any_numbers_are_valid() {
         let mut others = Others::default();
         let works = [[u64::MAX; 3], [0; 3], [u64::MAX, 0, 0], [0, u64::MAX, 0], [0, 0, u64::MAX]];
         for [all, busy, own] in works.iter().chain(&works).copied() {
             others.note(Some(Work { all, busy, own }));
             others.have_work();
+            others.are_idle(Timestamp::ZERO + INTERVAL);
         }
     }
 

@@ -25,8 +25,12 @@ pub(super) const LINES_MAX: u32 = 48;
 /// The lines of a burst.
 const BURST: u32 = 4;
 
-/// The smallest number on average, in parts: bursts take a fifth of the time then.
+/// The smallest number on average, in parts: bursts take a fifth of the time then, as long as rests are no longer than the
+/// longest.
 const FEWEST: u64 = BURST as u64 * PARTS / 5;
+
+/// So many at most share the smallest number.
+const TAKERS_MAX: u32 = 16;
 
 /// The longest rest.
 const REST_MAX: Duration = Duration::from_millis(100);
@@ -59,6 +63,8 @@ pub(super) struct Pace {
     burst: Burst,
     /// Whether others want the processor.
     is_contended: bool,
+    /// The smallest number now, in parts: that of all who take lines on this processor together.
+    fewest: u64,
 }
 
 /// The fastest line of the present history, and of the one before.
@@ -106,14 +112,25 @@ impl Pace {
             rested: Fastest::of(RESTED_HISTORY),
             burst: Burst::None,
             is_contended: false,
+            fewest: FEWEST,
         }
     }
 
-    pub(super) const fn set_contended(&mut self, is_contended: bool) {
-        self.is_contended = is_contended;
+    /// Whether others than those who take lines want the processor, and how many take lines on it, with this one.
+    pub(super) fn set_contended(&mut self, is_contended: bool, takers: u32) {
+        self.fewest = FEWEST / u64::from(takers.clamp(1, TAKERS_MAX));
         if is_contended {
-            self.parts = FEWEST;
+            self.parts = self.fewest;
+        } else if self.is_contended {
+            // Not what it was before: if others begin again, they must not wait for as many lines.
+            self.parts = self.parts.max(u64::from(BURST) * PARTS);
         }
+        self.is_contended = is_contended;
+    }
+
+    /// What a line was to bring has not come in time.
+    pub(super) fn lost(&mut self) {
+        self.parts = (self.parts / 2).max(self.fewest);
     }
 
     /// How many lines may be on their way on average; 0 for less than one.
@@ -121,7 +138,7 @@ impl Pace {
         u32::try_from(self.parts / PARTS).unwrap_or(LINES_MAX)
     }
 
-    /// How many further lines may be taken now that so many are on their way.
+    /// How many further lines may be taken now that so many are on their way, without those that wait for somebody else.
     pub(super) fn room(&mut self, now: Timestamp, on_their_way: u32) -> u32 {
         if self.lines() >= BURST {
             self.burst = Burst::None;
@@ -165,8 +182,8 @@ impl Pace {
         // Once per round of all lines the number changes by one line times the share of the target that is left.
         let parts = i64::try_from(PARTS * PARTS / self.parts.max(PARTS)).unwrap_or(1);
         let parts = self.parts.saturating_add_signed(parts * share / target);
-        let most = if self.is_contended { FEWEST } else { u64::from(LINES_MAX) * PARTS };
-        self.parts = parts.clamp(FEWEST, most);
+        let most = if self.is_contended { self.fewest } else { u64::from(LINES_MAX) * PARTS };
+        self.parts = parts.clamp(self.fewest, most);
     }
 }
 
@@ -282,14 +299,46 @@ mod tests {
         let each = Duration::from_micros(40);
         let ms = Duration::from_millis;
         run(&mut pace, 1000, each, Duration::ZERO);
-        pace.set_contended(true);
+        pace.set_contended(true, 1);
         assert_eq!(pace.room(Timestamp::ZERO, 4), 0, "lines of before are on their way");
         assert_eq!(pace.room(Timestamp::ZERO, 0), BURST);
         run(&mut pace, 1000, Duration::ZERO, Duration::ZERO);
         assert_eq!(pace.parts, FEWEST, "however fast they are");
         assert_eq!(bursts(&mut pace, 10, ms(1)), (40, a_fifth(10)));
-        pace.set_contended(false);
-        assert!(run(&mut pace, 100, each, Duration::ZERO) > BURST, "nobody does any more");
+        pace.set_contended(false, 1);
+        assert_eq!(pace.lines(), BURST, "nobody does any more");
+        pace.set_contended(false, 1);
+        assert!(run(&mut pace, 100, each, Duration::ZERO) > BURST);
+    }
+
+    /// Each of them rests for longer, so that all together take a fifth of the time.
+    #[test]
+    fn those_who_take_lines_on_one_processor_share_its_fifth() {
+        let ms = Duration::from_millis;
+        let times = [1, 2, 4].map(|takers| {
+            let mut pace = Pace::new();
+            pace.set_contended(true, takers);
+            bursts(&mut pace, 10, ms(1)).1 / takers
+        });
+        // The burst itself has no share: 5, 10 and 20 ms.
+        for time in times {
+            assert!((ms(50)..ms(52)).contains(&time), "{times:?}");
+        }
+        let mut many = Pace::new();
+        many.set_contended(true, u32::MAX);
+        assert!(many.parts > 0 && bursts(&mut many, 1, ms(1)).0 == BURST);
+        many.set_contended(false, 0);
+        assert_eq!(many.lines(), BURST);
+    }
+
+    #[test]
+    fn what_is_lost_halves_the_number() {
+        let mut pace = Pace::new();
+        run(&mut pace, 4000, Duration::ZERO, Duration::ZERO);
+        pace.lost();
+        assert_eq!(pace.lines(), LINES_MAX / 2);
+        (0..99).for_each(|_| pace.lost());
+        assert_eq!(pace.parts, FEWEST);
     }
 
     #[test]

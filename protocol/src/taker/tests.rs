@@ -8,6 +8,7 @@ use super::*;
 use crate::{
     requester::{self, Server},
     responder::{self, Allowance, Event, tests::store},
+    store::Grant,
 };
 
 const SPACE: Space = Space(3);
@@ -59,8 +60,23 @@ impl Buffers for Takers<'_> {
     }
 }
 
+/// The memory of a client.
+struct Bytes(Vec<u8>);
+
+impl Buffers for Bytes {
+    fn outgoing(&self, _token: u64) -> &[u8] {
+        &[]
+    }
+
+    fn incoming(&mut self, _token: u64) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
 struct Pair {
     now: Timestamp,
+    /// The allocation that the giver has.
+    grant: Grant,
     giver: Responder,
     given: store::PlainStore,
     requester: Requester,
@@ -98,6 +114,7 @@ impl Pair {
         let config = responder::Config::new(SPACE, TAKER, INCARNATION, 2);
         Self {
             now,
+            grant,
             giver,
             given,
             requester: Requester::new(requester::Config {
@@ -123,6 +140,35 @@ impl Pair {
             taker_incarnation: INCARNATION,
         };
         self.giver.allow(&allowance, &mut self.given).unwrap();
+    }
+
+    /// A client leases a page of the giver for as long as it can.
+    fn lease(&mut self, page: u64) {
+        let location = Location::new(store::GENERATION, page << PAGE_SHIFT).unwrap();
+        let pointer = Pointer { space: SPACE, node: GIVER, tag: self.grant.tag, location };
+        let update = Operation::Update { pointer, length: 8, lease_ms: u16::MAX, wait: false };
+        let mut client = Requester::new(requester::Config::new(SPACE, NodeId(40), 1, 9 + page));
+        let mut bytes = Bytes(vec![0; 8]);
+        client.start(self.now, update, page).expect("it is idle");
+        while client.poll_completion().is_none_or(|completion| {
+            assert!(matches!(completion.result, Ok(Output::Leased(_))), "{completion:?}");
+            false
+        }) {
+            let mut sent = Vec::new();
+            while let Some(request) = client.poll_transmit(self.now, &bytes) {
+                sent.push((request.source, request.destination, request.head().to_vec()));
+            }
+            assert!(!sent.is_empty(), "it waits");
+            for (source, destination, request) in sent {
+                let datagram = Datagram::parse(source, destination, &request).unwrap();
+                self.giver.handle_datagram(self.now, 8, &datagram, &mut self.given).unwrap();
+                while let Some(reply) = self.giver.poll_transmit(&self.given) {
+                    let payload = [reply.head, reply.data].concat();
+                    let datagram = Datagram::parse(reply.source, reply.destination, &payload);
+                    client.handle_datagram(self.now, &datagram.unwrap(), &mut bytes);
+                }
+            }
+        }
     }
 
     fn take(&mut self, number: u32, pages: Range<u64>) {
@@ -418,6 +464,27 @@ fn a_line_in_doubt_stays_reserved_when_the_taker_is_stopped_and_restarts() {
     // One that is stopped drops what is the giver's, and keeps the rest.
     pair.takers.remove(0).finish(&mut pair.store);
     assert_eq!((pair.told("adopt"), pair.told("release")), (3, 1));
+}
+
+/// Clients have leased as many lines as are taken at once, and others want the processor for a moment.
+#[test]
+fn lines_that_wait_do_not_stop_the_others() {
+    let mut pair = Pair::new();
+    pair.allow();
+    for line in 0..6 {
+        pair.lease(line * 16);
+    }
+    pair.take(1, 0..u64::from(PAGES));
+    pair.takers[0].set_contended(true, 1);
+    pair.run(Duration::from_millis(60));
+    assert!(pair.takers[0].progress().here < 10, "it rests");
+    pair.takers[0].set_contended(false, 1);
+    pair.run(Duration::from_secs(1));
+    let Progress { here, on_their_way, .. } = pair.takers[0].progress();
+    assert_eq!((here, on_their_way), (10, 6));
+    assert!(pair.takers[0].poll_timeout().is_none_or(|due| due > pair.now), "it sleeps");
+    pair.run(LONG);
+    assert_eq!(pair.rows(0), [(0, u64::from(PAGES))]);
 }
 
 /// The store compares each with the page's bytes.
