@@ -9,7 +9,8 @@
 //! for RoCE version 2) and the manual pages of the verbs promise.
 //!
 //! * `device`: devices, ports and their addresses, events; `memory`: domains, regions, pools of buffers.
-//! * `queue_pair`: requests and completions; `slots`: who has which buffer meanwhile.
+//! * `queue_pair`: requests and their ends; `completions`: the device's queue of these, and waiting for it; `slots`: who
+//!   has which buffer meanwhile.
 //! * `messages`: messages over a queue pair; `credits`: when one may be sent.
 //! * `library`: the functions of libibverbs; `sys`: its structures; `error`: how all of it fails.
 //!
@@ -26,6 +27,7 @@
 //!
 //! Memory of another owner is registered by an unsafe function, [`MemoryRegion::register`], and only for READs of peers.
 
+mod completions;
 mod credits;
 mod device;
 mod error;
