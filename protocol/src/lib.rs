@@ -11,6 +11,7 @@
 //! * `taker`: takes lines from another server and serves them, with a requester and the responder.
 //! * `freer`: has parts of allocations freed that are at other servers, likewise.
 //! * `direct`: what the responder shares with readers that answer READs without it.
+//! * `one_sided`: what a reader must see that reads memory by RDMA.
 //! * `pieces`: how a range is divided into pieces; `store`: the interface to memory; `events`:
 //!   named counters.
 
@@ -19,6 +20,7 @@
 pub mod direct;
 mod events;
 pub mod freer;
+pub mod one_sided;
 pub mod owner;
 pub mod pieces;
 pub mod requester;

@@ -73,6 +73,8 @@ pub struct Cache {
 pub struct Installed {
     /// qemu and the other tools, unpacked.
     pub(crate) tools: PathBuf,
+    /// The library for RDMA, unpacked; only for machines that ask for it.
+    pub(crate) verbs: PathBuf,
     /// The kernel's modules, unpacked.
     pub(crate) modules: PathBuf,
     /// The kernel, decompressed if set-up knows how.
@@ -106,8 +108,9 @@ impl Cache {
     /// If it was not fetched, or not completely; nothing is fetched.
     pub fn installed(&self, kernel: Kernel) -> Result<Installed, CacheError> {
         let (tools, of_kernel) = (self.directory.join("tools"), self.kernel_directory(kernel));
+        let verbs = self.directory.join("verbs");
         let incomplete = || CacheError::Incomplete { kernel, directory: self.directory.clone() };
-        if !is_complete(&tools) || !is_complete(&of_kernel) {
+        if ![&tools, &verbs, &of_kernel].into_iter().all(|set| is_complete(set)) {
             return Err(incomplete());
         }
         let listed = fs::read_dir(of_kernel.join("early")).map_err(|_| incomplete())?;
@@ -115,6 +118,7 @@ impl Cache {
         early.sort();
         Ok(Installed {
             tools: tools.join("root"),
+            verbs: verbs.join("root"),
             modules: of_kernel.join("root"),
             image: of_kernel.join(IMAGE),
             early,
@@ -136,6 +140,14 @@ impl Cache {
             report("fetching qemu and its libraries for virtual machines (once; 25 MB)");
             self.make(&tools, |apt, root| {
                 apt.tools(root)?;
+                merge_into_usr(root)
+            })?;
+        }
+        let verbs = self.directory.join("verbs");
+        if !is_complete(&verbs) {
+            report("fetching the library for RDMA for virtual machines (once; 1 MB)");
+            self.make(&verbs, |apt, root| {
+                apt.verbs(root)?;
                 merge_into_usr(root)
             })?;
         }
@@ -206,6 +218,10 @@ struct Fetch {
 impl Fetch {
     fn tools(&mut self, into: &Path) -> Result<(), PackageError> {
         self.apt.tools(into)
+    }
+
+    fn verbs(&mut self, into: &Path) -> Result<(), PackageError> {
+        self.apt.verbs(into)
     }
 
     fn kernel(&mut self, kernel: Kernel, into: &Path) -> Result<(), PackageError> {
@@ -368,10 +384,11 @@ mod tests {
             fs::create_dir_all(scratch.path().join(name).join("early")).expect("made");
         };
         made("tools");
+        made("verbs");
         made("linux-6.1");
         let error = cache.installed(Kernel::V6_1).expect_err("nothing is marked");
         assert!(error.to_string().contains("cargo xtask vm --kernel 6.1"), "{error}");
-        for name in ["tools", "linux-6.1"] {
+        for name in ["tools", "verbs", "linux-6.1"] {
             fs::write(scratch.path().join(name).join(MARKER), RECIPE).expect("written");
         }
         assert!(cache.installed(Kernel::V6_1).is_ok());

@@ -16,14 +16,20 @@ fail() {
 for module in /modules/*.ko; do
     insmod "$module" || fail "cannot load $module"
 done
-mkdir -p /host /tools /kernel /memory /root
-for tag in host tools kernel; do
+lower=/tools:/kernel:/host
+shares="host tools kernel"
+if grep -q verbs /sys/bus/virtio/devices/*/mount_tag; then
+    lower=/verbs:$lower
+    shares="$shares verbs"
+fi
+mkdir -p /host /tools /kernel /verbs /memory /root
+for tag in $shares; do
     mount -t 9p -o trans=virtio,version=9p2000.L,ro,msize=262144,cache=loose "$tag" "/$tag" ||
         fail "cannot mount the files of $tag"
 done
 mount -t tmpfs -o mode=0755 memory /memory || fail "cannot mount memory"
 mkdir /memory/upper /memory/work
-mount -t overlay -o lowerdir=/tools:/kernel:/host,upperdir=/memory/upper,workdir=/memory/work root /root ||
+mount -t overlay -o "lowerdir=$lower,upperdir=/memory/upper,workdir=/memory/work" root /root ||
     fail "cannot mount the root"
 mount -t devtmpfs dev /root/dev
 mount -t proc proc /root/proc

@@ -95,6 +95,7 @@ pub struct Machine {
     pub(crate) links: Vec<Link>,
     pub(crate) shares: Vec<Share>,
     pub(crate) modules: Vec<String>,
+    pub(crate) has_verbs: bool,
     pub(crate) deadline: Duration,
 }
 
@@ -118,6 +119,7 @@ impl Machine {
             links: Vec::new(),
             shares: Vec::new(),
             modules: Vec::new(),
+            has_verbs: false,
             deadline: DEADLINE,
         }
     }
@@ -174,6 +176,14 @@ impl Machine {
     pub fn module(mut self, name: &str) -> Self {
         self.modules.push(name.to_owned());
         self
+    }
+
+    /// Gives it the library for RDMA and loads the driver for RDMA over ordinary interfaces. The command makes a device
+    /// by `rdma link add rxe0 type rxe netdev eth0`.
+    #[must_use]
+    pub fn rdma(mut self) -> Self {
+        self.has_verbs = true;
+        self.module("rdma_rxe").module("ib_uverbs")
     }
 
     /// Ends the machine after this time, counted from its start.

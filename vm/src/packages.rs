@@ -21,6 +21,9 @@ use crate::{
 /// `xz-utils` and `zstd` decompress kernels.
 const TOOLS: [&str; 5] = ["qemu-system-x86", "busybox-static", "kmod", "xz-utils", "zstd"];
 
+/// RDMA for programs: the library, and its drivers for the kernel's devices.
+const VERBS: [&str; 2] = ["libibverbs1", "ibverbs-providers"];
+
 /// How long a look at the package lists may take.
 const QUERY_DEADLINE: Duration = Duration::from_secs(60);
 /// How long it may take to fetch packages of 120 MB, or lists.
@@ -96,9 +99,18 @@ impl Apt {
 
     /// Unpacks qemu with the libraries that this system lacks, and the other tools.
     pub(crate) fn tools(&mut self, into: &Path) -> Result<(), PackageError> {
+        self.with_libraries(&TOOLS, into)
+    }
+
+    /// Unpacks the library for RDMA with those that it needs and this system lacks.
+    pub(crate) fn verbs(&mut self, into: &Path) -> Result<(), PackageError> {
+        self.with_libraries(&VERBS, into)
+    }
+
+    fn with_libraries(&mut self, wanted: &[&str], into: &Path) -> Result<(), PackageError> {
         self.with_lists(|apt| {
-            let mut names: BTreeSet<_> = TOOLS.into_iter().map(str::to_owned).collect();
-            names.extend(apt.missing()?);
+            let mut names: BTreeSet<_> = wanted.iter().map(|name| (*name).to_owned()).collect();
+            names.extend(apt.missing(wanted)?);
             apt.unpack(&names, into)
         })
     }
@@ -131,10 +143,10 @@ impl Apt {
         work(self)
     }
 
-    /// The packages that an installation of the tools would add to this system.
-    fn missing(&self) -> Result<Vec<String>, PackageError> {
+    /// The packages that an installation of these would add to this system.
+    fn missing(&self, wanted: &[&str]) -> Result<Vec<String>, PackageError> {
         let mut simulate = self.command("apt-get");
-        simulate.args(["install", "--simulate", "--no-install-recommends"]).args(TOOLS);
+        simulate.args(["install", "--simulate", "--no-install-recommends"]).args(wanted);
         let plan = program::output(simulate, QUERY_DEADLINE, &self.scratch)?;
         Ok(added(&plan))
     }

@@ -117,6 +117,9 @@ impl Place {
         for (tag, directory) in [("host", Path::new("/")), ("tools", tools), ("kernel", modules)] {
             share(&mut qemu, tag, directory, false);
         }
+        if machine.has_verbs {
+            share(&mut qemu, "verbs", &machine.installed.verbs, false);
+        }
         share(&mut qemu, "own", &self.own(""), true);
         share(&mut qemu, "lab", &self.lab, true);
         for (index, shared) in machine.shares.iter().enumerate() {

@@ -34,6 +34,9 @@ pub(super) struct Interface {
 pub(super) struct Up {
     #[command(flatten)]
     interface: Interface,
+    /// Drop RDMA packets for addresses that this host does not have: needed before the device `rxe` is made
+    #[arg(long)]
+    guard_rdma: bool,
     /// Stay in the foreground and restore what the interface loses when it goes down and up again
     #[arg(long)]
     watch: bool,
@@ -62,8 +65,13 @@ fn explained(error: NetworkError) -> anyhow::Error {
 pub(super) fn run(command: HostCommand, global: Global) -> anyhow::Result<Exit> {
     let netlink = Netlink::open()?;
     match command {
-        HostCommand::Up(Up { interface: Interface { interface }, watch, addresses }) => {
-            let fabric = HostFabric::new(interface);
+        HostCommand::Up(Up {
+            interface: Interface { interface },
+            guard_rdma,
+            watch,
+            addresses,
+        }) => {
+            let fabric = HostFabric::new(interface).guarding_rdma(guard_rdma);
             let watch = watch.then(|| {
                 InterfaceWatch::open(Wanted {
                     interface: fabric.interface.clone(),

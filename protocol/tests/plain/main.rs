@@ -4,3 +4,5 @@ mod direct;
 mod direct_model;
 mod migration;
 mod migration_model;
+mod one_sided;
+mod one_sided_model;

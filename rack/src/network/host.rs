@@ -38,6 +38,9 @@ pub struct HostFabric {
     pub interface: String,
     /// The gateway's Ethernet address; [`GATEWAY_MAC`] behind a BlueBridge switch.
     pub gateway_mac: MacAddr,
+    /// Whether RDMA packets are dropped that arrive for addresses which the host does not have: they would end the kernel
+    /// of a host with the device `rxe`. The kernel then looks at ports of each packet that arrives.
+    pub guards_rdma: bool,
 }
 
 /// The result of [`HostFabric::up`].
@@ -89,13 +92,16 @@ pub enum HostPart {
     LocalRoute,
     /// The gateway's permanent neighbour entry.
     Neighbour,
+    /// The rules before the arrival rule, which drop RDMA packets for addresses that the host does not have.
+    RdmaGuard,
     /// The route to every pointer.
     Route,
 }
 
 impl HostPart {
     /// All of them, in the order of creation.
-    const ALL: [Self; 4] = [Self::Neighbour, Self::Route, Self::LocalRoute, Self::ArrivalRule];
+    const ALL: [Self; 5] =
+        [Self::Neighbour, Self::Route, Self::RdmaGuard, Self::LocalRoute, Self::ArrivalRule];
 }
 
 impl fmt::Display for HostPart {
@@ -104,6 +110,7 @@ impl fmt::Display for HostPart {
             Self::ArrivalRule => "arrival rule",
             Self::LocalRoute => "local route",
             Self::Neighbour => "neighbour entry of the gateway",
+            Self::RdmaGuard => "rules that guard RDMA",
             Self::Route => "route to the fabric",
         })
     }
@@ -123,7 +130,13 @@ enum Undo {
 impl HostFabric {
     /// The default: the interface is connected to a BlueBridge switch.
     pub fn new(interface: impl Into<String>) -> Self {
-        Self { interface: interface.into(), gateway_mac: GATEWAY_MAC }
+        Self { interface: interface.into(), gateway_mac: GATEWAY_MAC, guards_rdma: false }
+    }
+
+    /// With rules that guard RDMA.
+    #[must_use]
+    pub fn guarding_rdma(self, guards_rdma: bool) -> Self {
+        Self { guards_rdma, ..self }
     }
 
     /// Sets the host up; has no effect if it already is.
@@ -200,6 +213,9 @@ impl HostFabric {
                 }
                 HostPart::LocalRoute => netlink.has_local_route(FABRIC, ARRIVAL_TABLE)?,
                 HostPart::Neighbour => self.neighbour(netlink)? == Some(self.gateway_mac),
+                HostPart::RdmaGuard => {
+                    !self.guards_rdma || netlink.has_rdma_guard(&self.interface)?
+                }
                 HostPart::Route => netlink.has_gateway_route(FABRIC, GATEWAY, &self.interface)?,
             };
             if !there {
@@ -274,6 +290,7 @@ impl HostFabric {
             HostPart::Neighbour => {
                 netlink.add_permanent_neighbour(interface, GATEWAY, self.gateway_mac)
             }
+            HostPart::RdmaGuard => netlink.add_rdma_guard(interface, FABRIC, ARRIVAL_TABLE),
             HostPart::Route => netlink.add_gateway_route(FABRIC, GATEWAY, interface),
         }
     }
@@ -287,6 +304,7 @@ impl HostFabric {
             }
             HostPart::LocalRoute => netlink.delete_local_route(FABRIC, ARRIVAL_TABLE),
             HostPart::Neighbour => netlink.delete_neighbour(interface, GATEWAY),
+            HostPart::RdmaGuard => netlink.delete_rdma_guard(interface),
             HostPart::Route => netlink.delete_gateway_route(FABRIC, GATEWAY, interface),
         }
     }
@@ -294,7 +312,9 @@ impl HostFabric {
     /// Undoes [`Self::up`], except the socket buffer limits, which other programs may use by now.
     pub fn down(&self, netlink: &Netlink) -> Result<HostRemoval, NetworkError> {
         let mut was_up = false;
-        for part in [HostPart::ArrivalRule, HostPart::Route, HostPart::Neighbour] {
+        for part in
+            [HostPart::ArrivalRule, HostPart::RdmaGuard, HostPart::Route, HostPart::Neighbour]
+        {
             was_up |= self.remove(netlink, part)?;
         }
         // The local route serves all interfaces of the host that are connected to the fabric.

@@ -3,12 +3,14 @@
 use std::io;
 use std::net::Ipv6Addr;
 
+use bluebridge_wire::UDP_PORT;
 use futures::TryStreamExt;
 use ipnet::Ipv6Net;
+use rtnetlink::packet_route::IpProtocol;
 use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteScope, RouteType,
 };
-use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
+use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage, RulePortRange};
 use rtnetlink::{IpVersion, RouteMessageBuilder};
 use rustix::io::Errno;
 
@@ -91,7 +93,7 @@ impl Netlink {
     /// would not.
     pub fn sends_by(&self, address: Ipv6Addr, interface: &str) -> Result<Option<u8>, NetworkError> {
         let index = self.link(interface)?.index;
-        let found = self.look_up(address, RouteAttribute::Oif(index))?;
+        let found = self.look_up(address, &[RouteAttribute::Oif(index)])?;
         let found = found.filter(|route| {
             route.header.kind == RouteType::Unicast && route_interface(route) == Some(index)
         });
@@ -101,7 +103,14 @@ impl Netlink {
     /// Whether the kernel would deliver packets that arrive at `interface` for `address` to this host.
     pub fn delivers(&self, address: Ipv6Addr, interface: &str) -> Result<bool, NetworkError> {
         let index = self.link(interface)?.index;
-        let found = self.look_up(address, RouteAttribute::Iif(index))?;
+        // As a request arrives: of other protocols a host that guards RDMA gets less.
+        let udp = i32::from(IpProtocol::Udp).to_le_bytes()[0];
+        let conditions = [
+            RouteAttribute::Iif(index),
+            RouteAttribute::IpProto(udp),
+            RouteAttribute::Dport(UDP_PORT),
+        ];
+        let found = self.look_up(address, &conditions)?;
         Ok(found.is_some_and(|route| route.header.kind == RouteType::Local))
     }
 
@@ -109,13 +118,13 @@ impl Netlink {
     fn look_up(
         &self,
         address: Ipv6Addr,
-        condition: RouteAttribute,
+        conditions: &[RouteAttribute],
     ) -> Result<Option<RouteMessage>, NetworkError> {
         let mut message = RouteMessageBuilder::<Ipv6Addr>::new().build();
         message.header.destination_prefix_length = 128;
         message.header.flags = RouteFlags::FibMatch;
         let destination = RouteAttribute::Destination(RouteAddress::Inet6(address));
-        message.attributes = vec![destination, condition];
+        message.attributes = [&[destination][..], conditions].concat();
         let request = self.handle.route().get(message);
         let found: Result<Vec<RouteMessage>, _> =
             self.execute(|| format!("look up {address}"), request.execute().try_collect());
@@ -203,11 +212,114 @@ impl Netlink {
     }
 
     fn rules(&self, table: u32) -> Result<Vec<RuleMessage>, NetworkError> {
-        let request = self.handle.rule().get(IpVersion::V6);
-        let rules: Vec<RuleMessage> =
-            self.execute(|| "list the rules".to_owned(), request.execute().try_collect())?;
-        Ok(rules.into_iter().filter(|rule| rule_table(rule) == table).collect())
+        let rules = self.all_rules()?.into_iter();
+        Ok(rules.filter(|rule| rule_table(rule) == table && !is_guard(rule)).collect())
     }
+
+    fn all_rules(&self) -> Result<Vec<RuleMessage>, NetworkError> {
+        let request = self.handle.rule().get(IpVersion::V6);
+        self.execute(|| "list the rules".to_owned(), request.execute().try_collect())
+    }
+
+    /// Of the packets for `prefix` that arrive on `interface`, directs only TCP, ICMPv6, and UDP of other ports than that of
+    /// RDMA to `table`, and drops all others. They are before the arrival rule, and after the addresses that the host has.
+    pub fn add_rdma_guard(
+        &self,
+        interface: &str,
+        prefix: Ipv6Net,
+        table: u32,
+    ) -> Result<(), NetworkError> {
+        check_interface_name(interface)?;
+        // What drops comes first: no moment lets such a packet through.
+        let rules: Vec<_> = (GUARD_PRIORITY..).zip(GUARDS).collect();
+        for (priority, allowed) in rules.into_iter().rev() {
+            let mut request = self
+                .handle
+                .rule()
+                .add()
+                .v6()
+                .input_interface(interface)
+                .destination_prefix(prefix.addr(), prefix.prefix_len())
+                .priority(priority);
+            request = match allowed {
+                None => request.action(RuleAction::Blackhole),
+                Some((protocol, ports)) => {
+                    let mut request = request.table_id(table).action(RuleAction::ToTable);
+                    let attributes = &mut request.message_mut().attributes;
+                    attributes.push(RuleAttribute::IpProtocol(protocol));
+                    attributes.extend(ports.map(RuleAttribute::DestinationPortRange));
+                    request
+                }
+            };
+            let done = self.execute(|| format!("guard RDMA of {interface}"), request.execute());
+            match done {
+                Err(NetworkError::Netlink { source, .. })
+                    if source.kind() == io::ErrorKind::AlreadyExists => {}
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all rules of [`Self::add_rdma_guard`] are there.
+    pub fn has_rdma_guard(&self, interface: &str) -> Result<bool, NetworkError> {
+        let rules = self.all_rules()?;
+        let is_there = |priority| {
+            rules.iter().any(|rule| {
+                rule_priority(rule) == Some(priority) && rule_interface(rule) == Some(interface)
+            })
+        };
+        Ok((GUARD_PRIORITY..).take(GUARDS.len()).all(is_there))
+    }
+
+    /// Removes the rules of [`Self::add_rdma_guard`], the dropping one last; returns whether there were any.
+    pub fn delete_rdma_guard(&self, interface: &str) -> Result<bool, NetworkError> {
+        let mut rules = self.all_rules()?;
+        rules.retain(|rule| is_guard(rule) && rule_interface(rule) == Some(interface));
+        rules.sort_by_key(rule_priority);
+        let is_there = !rules.is_empty();
+        for rule in rules {
+            let request = self.handle.rule().del(rule);
+            self.execute(|| format!("remove the guard of {interface}"), request.execute())?;
+        }
+        Ok(is_there)
+    }
+}
+
+/// The port of RDMA over UDP (RoCE version 2).
+const RDMA_PORT: u16 = 4791;
+
+/// The first of the priorities of a guard's rules, which end before that of the arrival rule.
+const GUARD_PRIORITY: u32 = 1865;
+
+/// What a guard lets through, in the order of priorities, and then nothing else. The rules name what is let through, not
+/// what is dropped: in a fragment the kernel sees no ports, and behind other headers no UDP.
+const GUARDS: [Option<Allowed>; 5] = [
+    Some((IpProtocol::Udp, Some(RulePortRange { start: 1, end: RDMA_PORT - 1 }))),
+    Some((IpProtocol::Udp, Some(RulePortRange { start: RDMA_PORT + 1, end: LAST_PORT }))),
+    Some((IpProtocol::Tcp, None)),
+    Some((IpProtocol::Other(ICMPV6), None)),
+    None,
+];
+
+/// The kernel allows no rule with the port 65,535.
+const LAST_PORT: u16 = u16::MAX - 1;
+
+/// A protocol, and the ports that packets are sent to.
+type Allowed = (IpProtocol, Option<RulePortRange>);
+
+const ICMPV6: i32 = 58;
+
+fn is_guard(rule: &RuleMessage) -> bool {
+    let mut priorities = (GUARD_PRIORITY..).take(GUARDS.len());
+    rule_priority(rule).is_some_and(|priority| priorities.any(|it| it == priority))
+}
+
+fn rule_priority(rule: &RuleMessage) -> Option<u32> {
+    rule.attributes.iter().find_map(|attribute| match attribute {
+        RuleAttribute::Priority(priority) => Some(*priority),
+        _ => None,
+    })
 }
 
 /// A usual metric (`IP6_RT_PRIO_USER`), to which the number of the interface is added.

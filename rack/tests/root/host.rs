@@ -18,6 +18,10 @@ use ipnet::Ipv6Net;
 
 const PORT: u16 = 4000;
 
+fn with_gateway(gateway_mac: MacAddr) -> HostFabric {
+    HostFabric { gateway_mac, ..HostFabric::new("eth0") }
+}
+
 struct Pair {
     near: NetworkNamespace,
     far: NetworkNamespace,
@@ -48,7 +52,7 @@ impl Pair {
     fn up(&self) {
         // Without a switch, the peer itself acts as the gateway.
         for (namespace, peer) in [(&self.near, FAR), (&self.far, NEAR)] {
-            let host = HostFabric { interface: "eth0".to_owned(), gateway_mac: peer };
+            let host = with_gateway(peer);
             let up = namespace.enter(|| host.up(&Netlink::open()?)).expect("entered");
             assert!(up.expect("up").rule_added);
         }
@@ -114,7 +118,7 @@ fn a_host_that_is_down_neither_sends_nor_receives_pointers() {
     pair.up();
     let receiver = pair.far.enter(socket).expect("entered");
     let sender = pair.near.enter(socket).expect("entered");
-    let host = HostFabric { interface: "eth0".to_owned(), gateway_mac: NEAR };
+    let host = with_gateway(NEAR);
     let down = |namespace: &NetworkNamespace| {
         let removal = namespace.enter(|| host.down(&Netlink::open()?)).expect("entered");
         removal.expect("down").was_up
@@ -162,7 +166,7 @@ fn a_host_may_use_the_fabric_through_two_interfaces() {
     let checked = pair.near.enter(|| {
         let netlink = Netlink::open()?;
         HostFabric::new("eth1").up(&netlink)?;
-        let first = HostFabric { interface: "eth0".to_owned(), gateway_mac: FAR };
+        let first = with_gateway(FAR);
         let missing = first.missing(&netlink)?;
         for interface in ["eth0", "eth1"] {
             HostFabric::new(interface).check(&netlink, Space(7))?;
@@ -179,7 +183,7 @@ fn settings(pair: &Pair) -> impl PartialEq + std::fmt::Debug + use<> {
     let settings = pair.near.enter(|| {
         let netlink = Netlink::open()?;
         let enabled = ["eth0", "lo"].map(|name| netlink.link(name).map(|link| link.enabled).ok());
-        let missing = HostFabric { interface: "eth0".to_owned(), gateway_mac: FAR };
+        let missing = with_gateway(FAR);
         let gateway = netlink.neighbours()?.into_iter().find(|it| it.address == GATEWAY);
         let missing = missing.missing(&netlink)?;
         Ok::<_, NetworkError>((enabled, missing, gateway.and_then(|it| it.mac)))
@@ -257,7 +261,7 @@ fn a_watched_interface_that_goes_down_and_up_sends_and_receives_again() {
     let own: Ipv6Net = "fd00:7::1/64".parse().expect("an address");
     let wanted = Wanted {
         interface: "eth0".to_owned(),
-        fabric: Some(HostFabric { interface: "eth0".to_owned(), gateway_mac: FAR }),
+        fabric: Some(with_gateway(FAR)),
         addresses: vec![own],
     };
     let opened = pair.near.enter(|| InterfaceWatch::open(wanted)).expect("entered");
@@ -309,4 +313,54 @@ fn an_interface_that_is_not_there_is_named() {
         let error = up.expect("entered").expect_err("refused").to_string();
         assert!(error.contains(said), "{error}");
     }
+}
+
+#[test]
+fn a_guarded_host_gets_rdma_packets_only_for_addresses_that_it_has() {
+    let pair = Pair::new("rack-host-rdma");
+    pair.up();
+    let guarded = with_gateway(FAR).guarding_rdma(true);
+    let near = |change: &(dyn Fn(&Netlink) -> Result<bool, NetworkError> + Sync)| {
+        let changed = pair.near.enter(|| change(&Netlink::open()?)).expect("entered");
+        changed.expect("changed")
+    };
+    let lacks = |part| near(&|netlink| Ok(guarded.missing(netlink)?.contains(&part)));
+    assert!(lacks(HostPart::RdmaGuard) && !lacks(HostPart::ArrivalRule));
+    near(&|netlink| guarded.up(netlink).map(|report| !report.rule_added));
+    assert!(!lacks(HostPart::RdmaGuard));
+    near(&|netlink| guarded.check(netlink, Space(7)).map(|()| true));
+
+    let socket_at = |port| {
+        let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port)).expect("bound");
+        socket.set_read_timeout(Some(Duration::from_secs(5))).expect("set");
+        socket
+    };
+    let rdma = pair.near.enter(|| socket_at(4791)).expect("entered");
+    let other = pair.near.enter(|| socket_at(4792)).expect("entered");
+    let sender = pair.far.enter(socket).expect("entered");
+    let own = Ipv6Addr::new(0xfdbb, 7, 1, 0, 0x8000, 0, 0, 1);
+    let arrives = |at: &UdpSocket, to: Ipv6Addr, bytes: usize| {
+        let port = at.local_addr().expect("bound").port();
+        sender.send_to(&vec![7; bytes], (to, port)).expect("sent");
+        // It arrives after the other, if that does.
+        sender.send_to(b"own", (own, port)).expect("sent");
+        let receive = || at.recv_from(&mut vec![0; 20_000]).expect("received").0;
+        let first = receive();
+        first == bytes && receive() == b"own".len()
+    };
+    // Of 20,000 bytes each fragment arrives for itself, and only the first has a port.
+    let pointer = *pointer(1).ip();
+    let of_another = Ipv6Addr::new(0xfdbb, 7, 1, 0, 0x8000, 0, 0, 2);
+    for bytes in [64, 20_000] {
+        for to in [pointer, of_another] {
+            assert!(!arrives(&rdma, to, bytes), "{bytes} bytes to {to}");
+        }
+        assert!(arrives(&rdma, own, bytes), "{bytes} bytes to its own address");
+    }
+    assert!(arrives(&other, pointer, 64), "another port");
+    near(&|netlink| guarded.down(netlink).map(|removal| removal.was_up));
+    assert!(!near(&|netlink| netlink.delete_rdma_guard("eth0")), "nothing is left");
+    near(&|netlink| with_gateway(FAR).up(netlink).map(|report| report.rule_added));
+    assert!(arrives(&rdma, pointer, 64), "without the guard");
+    assert!(arrives(&rdma, pointer, 20_000), "without the guard, in fragments");
 }

@@ -4,6 +4,7 @@ mod disk;
 mod kernels;
 mod machines;
 mod racks;
+mod rdma;
 mod swap;
 
 use bluebridge_vm::{Cache, Installed, Kernel};

@@ -64,7 +64,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
     }
     if options.needs_product() {
         let build = ["build", "--all-features", "--package", "bluebridge-cli", "--bins"];
-        step("product", Run::cargo(build).args(["--package", "bluebridge", "--examples"]))?;
+        let examples = ["--package", "bluebridge", "--package", "bluebridge-rdma", "--examples"];
+        step("product", Run::cargo(build).args(examples))?;
     }
     if options.needs_test_programs() {
         let build = ["test", "--no-run", "--quiet", "--all-features"];
