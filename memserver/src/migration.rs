@@ -431,7 +431,7 @@ impl Migrations {
         store: &mut S,
     ) -> Result<u64, TransmitError> {
         let is_contended = self.contention.is_contended(now);
-        let taking = self.takings.iter().filter(|taking| !taking.is_over).count();
+        let taking = self.takings.iter().filter(|taking| taking.taker.is_taking()).count();
         let taking = u32::try_from(taking).unwrap_or(u32::MAX);
         let mut over = 0;
         for Taking { taker, requester, is_over, .. } in &mut self.takings {

@@ -601,10 +601,10 @@ impl<T: Transport, S: Store> Shard<T, S> {
     }
 }
 
-/// The credit of a taker's session, in pages. Moves of four givers at once leave room for the requests of clients, if the
-/// carrier has much; eight lines hide most of the way to the giver, and 32 all of it.
+/// The credit of a taker's session, in pages: a part of what the carrier can hold, because the requests of clients come
+/// the same way, and other lines, too. 32 lines hide the way to the giver; fewer than four were waited for one by one.
 fn taker_credit(carrier: &Capabilities) -> u16 {
-    u16::try_from((carrier.received_pages() / 4).clamp(64, 256)).unwrap_or(64)
+    u16::try_from((carrier.received_pages() / 4).clamp(32, 256)).unwrap_or(32)
 }
 
 /// What became of a datagram.

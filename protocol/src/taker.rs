@@ -20,7 +20,9 @@ use bluebridge_wire::{
 use self::pace::{LINES_MAX, Pace};
 use crate::{
     Timestamp,
-    requester::{Buffers, Completion, Failure, Migration, Operation, Output, Requester},
+    requester::{
+        Buffers, Completion, Failure, Migration, Operation, OperationId, Output, Requester,
+    },
     responder::Responder,
     store::{HomeLine, LineStore, PageCrcs, PageStore, Placed, SHARD_PAGES_MAX, StageError, Taken},
 };
@@ -44,9 +46,6 @@ const READ: u16 = 2;
 
 /// How long a TAKE waits: longer than a server's longest lease, after which it is next.
 const TAKE_PATIENCE: Duration = Duration::from_secs(30);
-
-/// A TAKE that was not answered for so long waits for a lease, or is lost: its line delays no others.
-const QUEUED: Duration = Duration::from_millis(20);
 
 /// How long a READ may take: the lease is over then.
 const READ_PATIENCE: Duration = Duration::from_millis(200);
@@ -160,8 +159,8 @@ enum LineState {
 enum Step {
     /// To be taken when it is time.
     Take,
-    /// A TAKE is under way.
-    Taking,
+    /// A TAKE is under way, as this operation.
+    Taking(OperationId),
     /// So many READs are under way.
     Reading(u8),
     /// All was read, and is to be staged when allocations of the line have been freed here that were freed elsewhere.
@@ -176,9 +175,9 @@ enum Step {
 struct Slot {
     line: u32,
     step: Step,
-    /// When the next step may begin; while a TAKE is under way, the moment from which on it counts as waiting.
+    /// When the next step may begin.
     at: Timestamp,
-    /// When it was asked for, unless an earlier process did.
+    /// When it was asked for, unless an earlier process did, or somebody else had it then.
     asked_at: Option<Timestamp>,
     pause: Duration,
     /// When its lease may be over.
@@ -233,8 +232,6 @@ pub struct Taker {
     /// The generations in the pointers to what is here.
     generations: (ArenaGeneration, ArenaGeneration),
     pace: Pace,
-    /// The last [`Self::poll`].
-    polled_at: Timestamp,
     is_begun: bool,
     is_stopped: bool,
     is_full: bool,
@@ -324,7 +321,6 @@ impl Taker {
             known: 0,
             generations,
             pace: Pace::new(),
-            polled_at: Timestamp::ZERO,
             is_begun: false,
             is_stopped: false,
             is_full: false,
@@ -390,6 +386,12 @@ impl Taker {
         }
     }
 
+    /// Whether it takes lines: not yet, or not any more, if the giver did not allow it or the migration was stopped.
+    #[must_use]
+    pub const fn is_taking(&self) -> bool {
+        self.is_begun && !self.is_stopped && !self.is_over()
+    }
+
     /// Whether the end of each line is known: it is here, or it stays.
     #[must_use]
     pub const fn is_over(&self) -> bool {
@@ -433,12 +435,7 @@ impl Taker {
     /// The next moment at which [`Self::poll`] has something to do; `None` if it waits for completions only.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
-        let is_waiting = |slot: &&Slot| match slot.step {
-            Step::Take | Step::Stage | Step::Keep => true,
-            // From then on other lines may be taken.
-            Step::Taking => slot.at > self.polled_at,
-            Step::Reading(_) | Step::Keeping => false,
-        };
+        let is_waiting = |slot: &&Slot| matches!(slot.step, Step::Take | Step::Stage | Step::Keep);
         let waits = self.slots.iter().filter(is_waiting);
         let takes = self.is_begun && !self.is_stopped && self.counts.left > 0;
         // A line in doubt also waits for the end of the rest.
@@ -453,10 +450,9 @@ impl Taker {
         (requester, responder): (&mut Requester, &mut Responder),
         store: &mut S,
     ) {
-        self.polled_at = now;
         let Self { slots, lines, .. } = self;
         slots.retain(|slot| lines[slot.line as usize] == LineState::OnItsWay);
-        self.fill(now);
+        self.fill(now, requester);
         let is_due = |slot: &Slot| slot.at <= now;
         for index in 0..self.slots.len() {
             match self.slots[index].step {
@@ -464,7 +460,7 @@ impl Taker {
                 Step::Take | Step::Stage if self.is_stopped => self.end(index, LineState::Stays),
                 Step::Stage => self.stage(now, index, responder, store),
                 Step::Keep => self.keep(now, index, requester),
-                Step::Take | Step::Taking | Step::Reading(_) | Step::Keeping => {}
+                Step::Take | Step::Taking(_) | Step::Reading(_) | Step::Keeping => {}
             }
         }
         // One after the other, because requests of one kind travel together.
@@ -493,7 +489,7 @@ impl Taker {
     ) {
         let Some((index, what)) = self.operation(completion.token) else { return };
         match (self.slots[index].step, what) {
-            (Step::Taking, TAKE) => {
+            (Step::Taking(_), TAKE) => {
                 let machines = (requester, responder);
                 self.heard_of_take(now, index, completion.result, machines, store);
             }
@@ -503,7 +499,7 @@ impl Taker {
                 slot.step = Step::Reading(count - 1);
                 if let Err(failure) = completion.result {
                     self.last_failure = Some(failure);
-                    self.pace.lost();
+                    self.pace.lost(now);
                 }
                 if count == 1 {
                     self.stage(now, index, responder, store);
@@ -517,10 +513,16 @@ impl Taker {
     }
 
     /// Gives slots to lines: first to those in doubt.
-    fn fill(&mut self, now: Timestamp) {
+    fn fill(&mut self, now: Timestamp, requester: &Requester) {
         let all = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
-        let on_their_way = self.slots.iter().filter(|slot| !slot.is_waiting(now)).count();
-        let room = self.pace.room(now, u32::try_from(on_their_way).unwrap_or(u32::MAX));
+        let mut on_their_way = all;
+        for slot in &mut self.slots {
+            if slot.is_waiting(now, requester) {
+                on_their_way -= 1;
+                slot.asked_at = None;
+            }
+        }
+        let room = self.pace.room(now, on_their_way);
         for _ in 0..room.min(LINES_MAX.saturating_sub(all)) {
             let (line, step, taken) = match self.doubts.pop() {
                 Some((line, taken)) => (line, Step::Keep, taken),
@@ -575,10 +577,7 @@ impl Taker {
         let take = Operation::Take { migration, pointer, lease_ms, wait: true };
         let token = token(self.number, slot.line, TAKE);
         match requester.start_until(now, take, token, now + TAKE_PATIENCE) {
-            Ok(_) => {
-                (slot.step, slot.at) = (Step::Taking, now + QUEUED);
-                slot.asked_at.get_or_insert(now);
-            }
+            Ok(id) => (slot.step, slot.asked_at) = (Step::Taking(id), Some(now)),
             Err(_) => slot.wait(now),
         }
     }
@@ -861,11 +860,11 @@ impl Slot {
         matches!(self.step, Step::Keep | Step::Keeping)
     }
 
-    /// Whether it delays no other line: it is to be tried again later, or somebody else has the line.
-    fn is_waiting(&self, now: Timestamp) -> bool {
+    /// Whether it delays no other line: it is to be tried again later, or somebody else has leased the line.
+    fn is_waiting(&self, now: Timestamp, requester: &Requester) -> bool {
         match self.step {
             Step::Take | Step::Stage | Step::Keep => self.at > now,
-            Step::Taking => self.at <= now,
+            Step::Taking(id) => requester.is_queued(id),
             Step::Reading(_) | Step::Keeping => false,
         }
     }

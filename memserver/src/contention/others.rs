@@ -48,10 +48,11 @@ struct Work {
 }
 
 impl Work {
-    /// Whether the processors were idle for at least half of the time.
+    /// Whether the processors were idle for at least three quarters of the time: a thread that does little, and its giver,
+    /// leave about so much, and of what clients leave that use them all, ticks make less.
     const fn is_little_since(&self, last: &Self) -> bool {
         let all = self.all.saturating_sub(last.all);
-        all > 0 && self.busy.saturating_sub(last.busy) <= all / 2
+        all > 0 && self.busy.saturating_sub(last.busy) <= all / 4
     }
 }
 
@@ -85,8 +86,7 @@ impl Others {
         is_time
     }
 
-    /// Whether the processors were idle for at least half of the time since the last look, if that was some time ago.
-    /// Beside clients that use them all they never are, and a thread that does little and its giver leave more than that.
+    /// Whether the processors had next to nothing to do since the last look, if that was some time ago.
     pub(super) fn are_idle(&mut self, now: Timestamp) -> bool {
         if now.saturating_since(self.looked_at) < GLANCE {
             return false;
@@ -242,11 +242,11 @@ mod tests {
     }
 
     #[test]
-    fn processors_with_half_of_their_time_left_are_idle() {
+    fn processors_with_most_of_their_time_left_are_idle() {
         let work = |all, busy| Work { all, busy, own: 0 };
         let last = work(70, 60);
-        assert!(work(110, 80).is_little_since(&last));
-        assert!(!work(110, 90).is_little_since(&last));
+        assert!(work(110, 70).is_little_since(&last));
+        assert!(!work(110, 80).is_little_since(&last));
         assert!(!last.is_little_since(&last), "no time has passed");
         assert!(!work(10, 10).is_little_since(&last), "its clock went back");
     }

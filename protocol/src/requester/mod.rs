@@ -199,6 +199,13 @@ impl Requester {
         true
     }
 
+    /// Whether an operation in progress waits at its server for a lease of somebody else, as that has said.
+    #[must_use]
+    pub fn is_queued(&self, id: OperationId) -> bool {
+        let index = self.ops.find(id);
+        index.is_some_and(|index| self.ops[index].request.queue == Queue::Home)
+    }
+
     /// Cancels all operations, also those that ended and were not polled.
     pub fn cancel_all(&mut self) {
         for index in 0..self.ops.slots() {

@@ -32,7 +32,10 @@ const FEWEST: u64 = BURST as u64 * PARTS / 5;
 /// So many at most share the smallest number.
 const TAKERS_MAX: u32 = 16;
 
-/// The longest rest.
+/// The time of a loss: that of a READ.
+const LOSS: Duration = Duration::from_millis(200);
+
+/// The longest rest of one who takes lines alone.
 const REST_MAX: Duration = Duration::from_millis(100);
 
 /// How much longer than the fastest line a line may take: about as long as all lines take one after the other.
@@ -63,8 +66,12 @@ pub(super) struct Pace {
     burst: Burst,
     /// Whether others want the processor.
     is_contended: bool,
-    /// The smallest number now, in parts: that of all who take lines on this processor together.
-    fewest: u64,
+    /// How many take lines on this processor, with this one; they share the smallest number.
+    takers: u32,
+    /// The number when others began to want the processor.
+    before: u64,
+    /// Before that, another loss says nothing new.
+    lost_until: Timestamp,
 }
 
 /// The fastest line of the present history, and of the one before.
@@ -112,25 +119,38 @@ impl Pace {
             rested: Fastest::of(RESTED_HISTORY),
             burst: Burst::None,
             is_contended: false,
-            fewest: FEWEST,
+            takers: 1,
+            before: 0,
+            lost_until: Timestamp::ZERO,
         }
     }
 
     /// Whether others than those who take lines want the processor, and how many take lines on it, with this one.
     pub(super) fn set_contended(&mut self, is_contended: bool, takers: u32) {
-        self.fewest = FEWEST / u64::from(takers.clamp(1, TAKERS_MAX));
+        self.takers = takers.clamp(1, TAKERS_MAX);
+        match (self.is_contended, is_contended) {
+            (false, true) => self.before = self.parts,
+            // No more than a burst: if others begin again, they must not wait for many lines.
+            (true, false) => self.parts = self.before.min(u64::from(BURST) * PARTS).max(self.parts),
+            _ => {}
+        }
         if is_contended {
-            self.parts = self.fewest;
-        } else if self.is_contended {
-            // Not what it was before: if others begin again, they must not wait for as many lines.
-            self.parts = self.parts.max(u64::from(BURST) * PARTS);
+            self.parts = self.fewest();
         }
         self.is_contended = is_contended;
     }
 
-    /// What a line was to bring has not come in time.
-    pub(super) fn lost(&mut self) {
-        self.parts = (self.parts / 2).max(self.fewest);
+    /// The smallest number now, in parts.
+    fn fewest(&self) -> u64 {
+        FEWEST / u64::from(self.takers)
+    }
+
+    /// What a line was to bring has not come in time. Lines that are lost together count once.
+    pub(super) fn lost(&mut self, now: Timestamp) {
+        if now >= self.lost_until {
+            self.lost_until = now + LOSS;
+            self.parts = (self.parts / 2).max(self.fewest());
+        }
     }
 
     /// How many lines may be on their way on average; 0 for less than one.
@@ -144,7 +164,11 @@ impl Pace {
             self.burst = Burst::None;
             return self.lines().saturating_sub(on_their_way);
         }
-        // A line that waits for a lease does not delay the others.
+        self.burst = match self.burst {
+            Burst::Rest(until) if until <= now => Burst::None,
+            burst => burst,
+        };
+        // One that takes long does not delay the others.
         if on_their_way > 1 {
             return 0;
         }
@@ -153,11 +177,11 @@ impl Pace {
                 u32::try_from(now.saturating_since(burst_at).as_micros()).unwrap_or(u32::MAX);
             let missing = u64::from(BURST) * PARTS - self.parts;
             let rest = Duration::from_micros(u64::from(took) * missing / self.parts);
-            self.burst = Burst::Rest(now + rest.min(REST_MAX));
+            if !rest.is_zero() {
+                self.burst = Burst::Rest(now + rest.min(REST_MAX * self.takers));
+            }
         }
-        if let Burst::Rest(until) = self.burst
-            && now < until
-        {
+        if let Burst::Rest(_) = self.burst {
             return 0;
         }
         self.burst = Burst::Since(now);
@@ -182,8 +206,9 @@ impl Pace {
         // Once per round of all lines the number changes by one line times the share of the target that is left.
         let parts = i64::try_from(PARTS * PARTS / self.parts.max(PARTS)).unwrap_or(1);
         let parts = self.parts.saturating_add_signed(parts * share / target);
-        let most = if self.is_contended { self.fewest } else { u64::from(LINES_MAX) * PARTS };
-        self.parts = parts.clamp(self.fewest, most);
+        let fewest = self.fewest();
+        let most = if self.is_contended { fewest } else { u64::from(LINES_MAX) * PARTS };
+        self.parts = parts.clamp(fewest, most);
     }
 }
 
@@ -335,9 +360,10 @@ mod tests {
     fn what_is_lost_halves_the_number() {
         let mut pace = Pace::new();
         run(&mut pace, 4000, Duration::ZERO, Duration::ZERO);
-        pace.lost();
-        assert_eq!(pace.lines(), LINES_MAX / 2);
-        (0..99).for_each(|_| pace.lost());
+        let at = |ms| Timestamp::ZERO + Duration::from_millis(ms);
+        (0..99).for_each(|ms| pace.lost(at(ms)));
+        assert_eq!(pace.lines(), LINES_MAX / 2, "one loss");
+        (0..99).for_each(|loss| pace.lost(at(200 * (1 + loss))));
         assert_eq!(pace.parts, FEWEST);
     }
 

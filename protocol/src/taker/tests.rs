@@ -142,11 +142,11 @@ impl Pair {
         self.giver.allow(&allowance, &mut self.given).unwrap();
     }
 
-    /// A client leases a page of the giver for as long as it can.
-    fn lease(&mut self, page: u64) {
+    /// A client leases a page of the giver.
+    fn lease(&mut self, page: u64, lease_ms: u16) {
         let location = Location::new(store::GENERATION, page << PAGE_SHIFT).unwrap();
         let pointer = Pointer { space: SPACE, node: GIVER, tag: self.grant.tag, location };
-        let update = Operation::Update { pointer, length: 8, lease_ms: u16::MAX, wait: false };
+        let update = Operation::Update { pointer, length: 8, lease_ms, wait: false };
         let mut client = Requester::new(requester::Config::new(SPACE, NodeId(40), 1, 9 + page));
         let mut bytes = Bytes(vec![0; 8]);
         client.start(self.now, update, page).expect("it is idle");
@@ -236,6 +236,13 @@ impl Pair {
             }
             self.complete();
             if sent.is_empty() {
+                // What is over is forgotten with the next call.
+                let Self { takers, requester, responder, store, now, .. } = self;
+                for taker in takers.iter_mut() {
+                    taker.poll(*now, (&mut *requester, &mut *responder), store);
+                    let due = taker.poll_timeout();
+                    assert!(due.is_none_or(|due| due > *now), "it does not do what is due");
+                }
                 return;
             }
         }
@@ -466,25 +473,52 @@ fn a_line_in_doubt_stays_reserved_when_the_taker_is_stopped_and_restarts() {
     assert_eq!((pair.told("adopt"), pair.told("release")), (3, 1));
 }
 
-/// Clients have leased as many lines as are taken at once, and others want the processor for a moment.
+/// Clients have leased more lines than are taken at once, beside others that want the processor or not.
 #[test]
 fn lines_that_wait_do_not_stop_the_others() {
+    for is_contended in [true, false] {
+        let mut pair = Pair::new();
+        pair.allow();
+        for line in 0..6 {
+            pair.lease(line * 16, u16::MAX);
+        }
+        pair.take(1, 0..u64::from(PAGES));
+        pair.takers[0].set_contended(is_contended, 1);
+        pair.run(Duration::from_secs(1));
+        let Progress { here, on_their_way, .. } = pair.takers[0].progress();
+        assert_eq!((here, on_their_way), (10, 6));
+        // What they waited says nothing about the giver.
+        let lines = pair.takers[0].pace.room(pair.now, 0);
+        pair.run(LONG);
+        assert_eq!(pair.rows(0), [(0, u64::from(PAGES))]);
+        assert_eq!(pair.takers[0].pace.room(pair.now, 0), lines);
+    }
+}
+
+/// The rest is over then, and no line can be taken: it sleeps until the answers are here.
+#[test]
+fn lines_that_are_granted_during_a_rest_let_it_sleep() {
     let mut pair = Pair::new();
     pair.allow();
-    for line in 0..6 {
-        pair.lease(line * 16);
+    for line in [2, 3] {
+        pair.lease(line * 8, 50);
     }
     pair.take(1, 0..u64::from(PAGES));
     pair.takers[0].set_contended(true, 1);
-    pair.run(Duration::from_millis(60));
-    assert!(pair.takers[0].progress().here < 10, "it rests");
-    pair.takers[0].set_contended(false, 1);
-    pair.run(Duration::from_secs(1));
+    pair.held_back = Some(Command::Read);
+    pair.run(Duration::from_millis(20));
+    for held in core::mem::take(&mut pair.held) {
+        pair.deliver(&held);
+    }
+    pair.complete();
+    pair.turn();
+    assert_eq!(pair.takers[0].progress().here, 2);
+    let rest = pair.takers[0].pace.rest_until().expect("the burst is over");
+    // Longer than the rest, and shorter than a READ.
+    pair.run(Duration::from_millis(180));
+    assert!(rest < pair.now && !pair.held.is_empty());
     let Progress { here, on_their_way, .. } = pair.takers[0].progress();
-    assert_eq!((here, on_their_way), (10, 6));
-    assert!(pair.takers[0].poll_timeout().is_none_or(|due| due > pair.now), "it sleeps");
-    pair.run(LONG);
-    assert_eq!(pair.rows(0), [(0, u64::from(PAGES))]);
+    assert_eq!((here, on_their_way), (2, 2));
 }
 
 /// The store compares each with the page's bytes.
