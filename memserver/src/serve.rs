@@ -602,9 +602,9 @@ impl<T: Transport, S: Store> Shard<T, S> {
 }
 
 /// The credit of a taker's session, in pages: a part of what the carrier can hold, because the requests of clients come
-/// the same way, and other lines, too. 32 lines hide the way to the giver; fewer than four were waited for one by one.
+/// the same way, and other lines, too. 32 lines hide the way to the giver.
 fn taker_credit(carrier: &Capabilities) -> u16 {
-    u16::try_from((carrier.received_pages() / 4).clamp(32, 256)).unwrap_or(32)
+    u16::try_from((carrier.received_pages() / 4).clamp(16, 256)).unwrap_or(16)
 }
 
 /// What became of a datagram.

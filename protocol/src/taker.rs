@@ -619,6 +619,8 @@ impl Taker {
                 if is_over {
                     return self.end(index, LineState::Stays);
                 }
+                self.slots[index].has_failed =
+                    !matches!(failure, Failure::Busy { .. } | Failure::Refused { .. });
                 return self.try_again(now, index, Some(failure));
             }
         };
@@ -860,12 +862,14 @@ impl Slot {
         matches!(self.step, Step::Keep | Step::Keeping)
     }
 
-    /// Whether it delays no other line: it is to be tried again later, or somebody else has leased the line.
+    /// Whether it delays no other line: the giver refused it, allocations are freed first, or somebody else has leased the
+    /// line. One that got no answer in time counts still, because the giver may be slow or gone.
     fn is_waiting(&self, now: Timestamp, requester: &Requester) -> bool {
         match self.step {
-            Step::Take | Step::Stage | Step::Keep => self.at > now,
+            Step::Take => self.at > now && !self.has_failed,
+            Step::Stage => self.at > now,
             Step::Taking(id) => requester.is_queued(id),
-            Step::Reading(_) | Step::Keeping => false,
+            Step::Reading(_) | Step::Keep | Step::Keeping => false,
         }
     }
 

@@ -92,7 +92,7 @@ impl std::fmt::Debug for Context {
     }
 }
 
-// SAFETY: the manual says that the verbs are safe for threads (ibv_open_device(3), "fully thread safe").
+// SAFETY: the library locks its state, and a driver that of its queues: several threads may call verbs of one context.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}

@@ -34,7 +34,7 @@ pub(super) struct Interface {
 pub(super) struct Up {
     #[command(flatten)]
     interface: Interface,
-    /// Drop RDMA packets for addresses that this host does not have: needed before the device `rxe` is made
+    /// Drop RDMA packets for pointers, which end a kernel that has the device `rxe`; set before that is made
     #[arg(long)]
     guard_rdma: bool,
     /// Stay in the foreground and restore what the interface loses when it goes down and up again

@@ -49,7 +49,7 @@ struct Work {
 
 impl Work {
     /// Whether the processors were idle for at least three quarters of the time: a thread that does little, and its giver,
-    /// leave about so much, and of what clients leave that use them all, ticks make less.
+    /// leave about so much. In few ticks clients may seem to leave as much; then the next look finds them.
     const fn is_little_since(&self, last: &Self) -> bool {
         let all = self.all.saturating_sub(last.all);
         all > 0 && self.busy.saturating_sub(last.busy) <= all / 4

@@ -35,7 +35,7 @@ const TAKERS_MAX: u32 = 16;
 /// The time of a loss: that of a READ.
 const LOSS: Duration = Duration::from_millis(200);
 
-/// The longest rest of one who takes lines alone.
+/// The longest rest, also of several who share the smallest number: a meter of what others do is read between rests.
 const REST_MAX: Duration = Duration::from_millis(100);
 
 /// How much longer than the fastest line a line may take: about as long as all lines take one after the other.
@@ -178,7 +178,7 @@ impl Pace {
             let missing = u64::from(BURST) * PARTS - self.parts;
             let rest = Duration::from_micros(u64::from(took) * missing / self.parts);
             if !rest.is_zero() {
-                self.burst = Burst::Rest(now + rest.min(REST_MAX * self.takers));
+                self.burst = Burst::Rest(now + rest.min(REST_MAX));
             }
         }
         if let Burst::Rest(_) = self.burst {

@@ -519,6 +519,23 @@ fn lines_that_are_granted_during_a_rest_let_it_sleep() {
     assert!(rest < pair.now && !pair.held.is_empty());
     let Progress { here, on_their_way, .. } = pair.takers[0].progress();
     assert_eq!((here, on_their_way), (2, 2));
+    pair.held_back = None;
+    pair.run(LONG);
+    assert_eq!(pair.rows(0), [(0, u64::from(PAGES))]);
+}
+
+/// Otherwise it would have ever more of its lines under leases, which clients wait for.
+#[test]
+fn a_giver_that_is_slow_is_asked_for_no_more_lines_at_once() {
+    for held_back in [Command::Take, Command::Read] {
+        let mut pair = Pair::new();
+        pair.allow();
+        pair.take(1, 0..u64::from(PAGES));
+        pair.takers[0].set_contended(true, 1);
+        pair.held_back = Some(held_back);
+        pair.run(Duration::from_secs(5));
+        assert_eq!(pair.takers[0].progress().on_their_way, 4, "{held_back:?}");
+    }
 }
 
 /// The store compares each with the page's bytes.

@@ -178,8 +178,15 @@ impl HostFabric {
                 HostPart::Neighbour => self.neighbour(netlink)?,
                 _ => None,
             };
-            self.make(netlink, *part)?;
-            steps.push(replaced.map_or(Undo::Remove(*part), Undo::RestoreNeighbour));
+            let step = replaced.map_or(Undo::Remove(*part), Undo::RestoreNeighbour);
+            if *part == HostPart::RdmaGuard {
+                // Several rules, of which the first one drops all: those that were made are undone, too.
+                steps.push(step);
+                self.make(netlink, *part)?;
+            } else {
+                self.make(netlink, *part)?;
+                steps.push(step);
+            }
         }
         Ok(missing)
     }
