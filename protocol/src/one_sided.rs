@@ -5,14 +5,14 @@
 //! of this time; if there is any doubt, the reader sends a READ to the server instead.
 //!
 //! The specification of RDMA promises little about READs beside stores of the processor: not in which order the bytes of
-//! a READ are fetched, and a device may fetch the bytes of several READs at the same time. So nothing here relies
-//! on an order. A record has a check of its own bytes, so one that was fetched in parts from two moments is not taken for
-//! a record; and it has the CRC of its page, so bytes of another moment are not taken for those of the record. A record
-//! that passes was there, as a whole, while it was fetched: its sequence has no value twice, and the check covers the
-//! sequence and the marks together.
+//! a READ are fetched, and a device may fetch the bytes of several READs at the same time. A record has a check of its own
+//! bytes, so one that was fetched in parts from two moments is not taken for a record; and it has the CRC of its page, to
+//! tell bytes of another moment from those of the record. A record that passes was there, as a whole, while it was
+//! fetched: its sequence has no value twice, and the check covers the sequence and the marks together.
 //!
-//! That the record is the same before and after is a precaution: on devices that keep the order, which all known ones do
-//! nearly always, it finds every change, and leaves the CRC nothing to find. `docs/rdma.md` has the rules of the server.
+//! On devices that keep the order of READs, the two records differ if the page changed, and the CRC has nothing to find.
+//! On others it does not find all, because it is linear: contents that end with their own CRC can be exchanged unseen.
+//! `docs/rdma.md` says what is to be done about that before a server keeps records, and has the rules of the server.
 
 use bluebridge_wire::{NodeId, Space};
 use core::hash::Hasher;
