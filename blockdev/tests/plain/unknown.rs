@@ -6,7 +6,7 @@ use bluebridge_transport::{
     Capabilities, Counters, Incoming, Outgoing, Polled, ReceiveError, Timestamp, TransmitError,
     Wait,
 };
-use bluebridge_wire::{Command, WireCommand};
+use bluebridge_wire::{Command, WireCommand, address::Fields};
 
 use super::*;
 
@@ -78,10 +78,11 @@ impl Transport for Deaf {
             let code = WireCommand::from_bits(one.destination.octets()[6]).command();
             code.is_some_and(|code| u16::from(code.code()) == command)
         };
-        let places = batch.iter().filter(|one| is_it(one)).map(|one| one.destination.to_bits());
         if self.1.first.load(Ordering::SeqCst) != 0 {
-            for place in places {
-                let place = u64::try_from(place & u128::from(u64::MAX)).expect("its last half");
+            // Repeated requests go to the server's own address, which says nothing about their place.
+            let fields = batch.iter().filter(|one| is_it(one)).map(|one| one.destination);
+            let places = fields.filter_map(Fields::unpack).filter(|fields| fields.is_memory());
+            for place in places.map(|fields| fields.location) {
                 let first = self.1.first.fetch_min(place, Ordering::SeqCst).min(place);
                 self.1.is_deaf.store(place >= first + 8 * MIB, Ordering::SeqCst);
             }
