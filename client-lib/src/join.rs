@@ -9,7 +9,8 @@ use std::{
 };
 
 use bluebridge_northbound::{
-    Carrier, Connection, Membership, MembershipError, Registration, Role, Snapshot,
+    Carrier, Connection, Membership, MembershipError, MemoryNodeStatus, Registration, Role,
+    Snapshot,
 };
 use bluebridge_transport::{
     OpenError, Transport,
@@ -86,7 +87,7 @@ impl Endpoint {
             node: assignment.node,
             incarnation: assignment.incarnation,
             piece_bytes: u16::try_from(snapshot.piece_bytes).ok(),
-            memory_nodes: memory_nodes(snapshot),
+            memory_nodes: memory_nodes(&snapshot.memory_nodes),
             ..self.behaviour.clone()
         }
     }
@@ -269,7 +270,7 @@ impl<T: Transport> Client<T> {
         let snapshot = joined.endpoint.membership.snapshot();
         if snapshot.version != joined.version {
             joined.version = snapshot.version;
-            self.places.replace(&memory_nodes(&snapshot));
+            self.places.replace(&memory_nodes(&snapshot.memory_nodes));
             if let Ok(piece_bytes) = u16::try_from(snapshot.piece_bytes) {
                 // The carrier's largest payload was determined when the client was opened.
                 let piece_bytes = piece_bytes.min(self.largest_piece_bytes);
@@ -279,9 +280,16 @@ impl<T: Transport> Client<T> {
     }
 }
 
-fn memory_nodes(snapshot: &Snapshot) -> Vec<MemoryNode> {
-    let live = snapshot.memory_nodes.iter().filter(|node| node.live);
-    live.map(|node| MemoryNode { node: node.node, shard_count: node.shard_count.max(1) }).collect()
+/// Where new pages may go: to the nodes that are live. If none is, then to the silent ones: a busy machine may have delayed
+/// their heartbeats, and one that does not respond is named in the error.
+fn memory_nodes(known: &[MemoryNodeStatus]) -> Vec<MemoryNode> {
+    let is_any_live = known.iter().any(|node| node.live);
+    let chosen = known.iter().filter(|node| node.live || !is_any_live);
+    let place = |node: &MemoryNodeStatus| MemoryNode {
+        node: node.node,
+        shard_count: node.shard_count.max(1),
+    };
+    chosen.map(place).collect()
 }
 
 fn ipnet_of_fabric() -> Option<ipnet::Ipv6Net> {
@@ -299,6 +307,25 @@ mod tests {
     use core::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn silent_nodes_are_places_if_none_is_live() {
+        let status = |node, live| MemoryNodeStatus {
+            node: bluebridge_wire::NodeId(node),
+            name: format!("s{node}"),
+            live,
+            generation: bluebridge_wire::ArenaGeneration::new(1).expect("it is not 0"),
+            shard_count: 0,
+            capacity_pages: 8,
+            free_pages: 8,
+        };
+        let chosen = |known: &[MemoryNodeStatus]| -> Vec<_> {
+            memory_nodes(known).iter().map(|place| (place.node.0, place.shard_count)).collect()
+        };
+        assert_eq!(chosen(&[status(1, false), status(2, true)]), [(2, 1)]);
+        assert_eq!(chosen(&[status(1, false), status(2, false)]), [(1, 1), (2, 1)]);
+        assert_eq!(chosen(&[]), []);
+    }
 
     #[test]
     fn an_interface_that_is_not_there_is_named() {
