@@ -378,7 +378,7 @@ impl Migrations {
 
     fn finish<S: PageStore + ?Sized>(&mut self, migration: u64, store: &mut S) -> MigrationReply {
         let taking = self.find(migration)?;
-        if !taking.taker.is_over() {
+        if !taking.taker.may_finish() {
             return Err(MigrationError::OnTheirWay);
         }
         let state = taking.state();

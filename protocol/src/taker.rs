@@ -398,6 +398,12 @@ impl Taker {
         self.counts.left == 0 && self.counts.on_their_way == 0
     }
 
+    /// Whether no line is on its way, and none will be asked for: it [is over](Self::is_over), or it has never begun.
+    #[must_use]
+    pub const fn may_finish(&self) -> bool {
+        self.is_over() || (!self.is_begun && self.counts.on_their_way == 0)
+    }
+
     /// What is served here. All rows have the generations that any of their pages has.
     pub fn rows(&self) -> impl Iterator<Item = Row> {
         let mut next = 0;
@@ -411,7 +417,7 @@ impl Taker {
         })
     }
 
-    /// Gives back what is reserved for lines that stay with the giver. Only when [`Self::is_over`].
+    /// Gives back what is reserved for lines that stay with the giver. Only when it [may](Self::may_finish).
     pub fn finish<S: PageStore + ?Sized>(self, store: &mut S) {
         for place in self.places.into_values() {
             store.lines_mut().release(place..place + LINE);

@@ -169,7 +169,12 @@ impl Core {
     /// Why no server takes a range, and what to do.
     fn no_room(&self, giver: NodeId, range: &Left, missing: u64) -> String {
         let takers = self.migrations.takers_for(giver, range);
-        let bytes = missing.saturating_mul(PAGE_BYTES as u64);
+        // It is asked for some of its allocations at a time, so this is often more than they are.
+        let used = self
+            .nodes
+            .get(&giver)
+            .and_then(|node| Some(node.record.capacity_pages.saturating_sub(node.free_pages?)));
+        let bytes = missing.max(used.unwrap_or(0)).saturating_mul(PAGE_BYTES as u64);
         if takers.is_empty() && self.migrations.can_take(giver, range.home.id()) {
             let home = self.migrations.name(range.home.id());
             return format!(

@@ -98,6 +98,14 @@ pub enum MigrateError {
         /// The taker's name.
         server: String,
     },
+    /// The taker is drained: what it took would have to move away again.
+    #[error(
+        "{server} is drained; choose another server, or let it serve again with `bluebridge undrain {server}`"
+    )]
+    Drained {
+        /// The taker's name.
+        server: String,
+    },
     /// Pages of the range are in an open migration.
     #[error(
         "pages {first} to {last} are in migration {migration}, which is not closed; wait for it or cancel it with \
@@ -200,6 +208,9 @@ impl Migrations {
     pub fn plan(&self, wanted: &Wanted) -> Result<Vec<MigrationRecord>, MigrateError> {
         let home_server = self.member(wanted.home, wanted.space)?;
         let taker_server = self.member(wanted.taker, wanted.space)?;
+        if self.is_draining(wanted.taker) {
+            return Err(MigrateError::Drained { server: taker_server.name.clone() });
+        }
         let home = self.contents_of(home_server, wanted)?;
         let server = || home_server.name.clone();
         if let Some(of) = self.elsewhere.get(&home).filter(|of| of.record.is_pending) {

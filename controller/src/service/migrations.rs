@@ -156,6 +156,7 @@ pub(super) fn refused(error: &MigrateError) -> Status {
         | MigrateError::Exhausted => Status::resource_exhausted(words),
         MigrateError::Already { .. }
         | MigrateError::BadReport { .. }
+        | MigrateError::Drained { .. }
         | MigrateError::Lost { .. }
         | MigrateError::LostHome { .. }
         | MigrateError::NotConnected(_)

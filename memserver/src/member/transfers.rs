@@ -172,6 +172,12 @@ impl Transfers {
     /// Follows an order. Returns what is to be reported now; the rest is reported by [`Self::poll`].
     pub(super) fn follow(&mut self, order: Order, server: &Server) -> Option<Report> {
         let (migration, kind) = subject(&order);
+        if kind.is_some() {
+            // An earlier order must not be followed after the one that ends what it asked for.
+            let is_earlier =
+                |due: &Due| matches!(due, Due::Again(order) if subject(order).0 == migration);
+            self.dues.retain(|due| !is_earlier(due));
+        }
         match self.try_follow(&order, server) {
             Ok(report) => report,
             Err(Hindered::Later) => {
@@ -541,11 +547,9 @@ mod tests {
         run(&config, vec![carrier]).expect("it starts")
     }
 
-    #[test]
-    fn the_end_of_a_migration_is_reported_at_once() {
-        let hub = Hub::new(256);
+    /// A giver, a taker, and the terms of a migration from one to the other.
+    fn both(hub: &Hub) -> ([Server; 2], Terms) {
         let contents = [1, 2].map(|node| Contents { node: NodeId(node), ..Contents::default() });
-        let [giver, taker] = contents.map(|of| server(&hub, of.node));
         let terms = Terms {
             migration: 1,
             range_epoch: 1,
@@ -556,8 +560,62 @@ mod tests {
             taker: contents[1],
             taker_incarnation: 1,
         };
+        (contents.map(|of| server(hub, of.node)), terms)
+    }
+
+    /// The report about an order that is followed on a machine where a shard may have no time for a second.
+    fn followed(transfers: &mut Transfers, order: &Order, server: &Server) -> Report {
+        let mut report = transfers.follow(order.clone(), server);
+        bluebridge_testkit::until("the order is followed", || {
+            report = report.take().or_else(|| transfers.poll(Instant::now(), server).pop());
+            report.is_some()
+        });
+        report.expect("it was waited for")
+    }
+
+    #[test]
+    fn what_was_reserved_is_released_although_nothing_was_ever_taken() {
+        let hub = Hub::new(256);
+        let ([_giver, taker], terms) = both(&hub);
+        let mut transfers = Transfers::new(terms.taker);
+        let reserve = Order::Reserve(terms.clone());
+        assert_eq!(followed(&mut transfers, &reserve, &taker), Report::Reserved(1));
+        assert_eq!(followed(&mut transfers, &Order::Release(1), &taker), Report::Released(1));
+        assert!(transfers.dues.is_empty());
+        bluebridge_testkit::until("the shard says that it does not know it", || {
+            let of = taker.migrate(0, MigrationOrder::Report(1), PATIENCE);
+            matches!(of, Err(MigrateError::Refused(MigrationError::Unknown)))
+        });
+    }
+
+    /// A giver must not allow what was withdrawn, and a taker must not reserve what was released.
+    #[test]
+    fn an_order_that_is_to_be_repeated_is_forgotten_when_a_later_one_arrives() {
+        let hub = Hub::new(256);
+        let ([giver, taker], terms) = both(&hub);
+        let others = Terms { migration: 2, ..terms.clone() };
+        for (server, earlier, later) in [
+            (&taker, Order::Reserve(terms.clone()), Order::Release(1)),
+            (&giver, Order::Allow(terms.clone()), Order::Withdraw(1)),
+        ] {
+            let mut transfers = Transfers::new(terms.taker);
+            // As if the shard had had no time for it.
+            transfers.expect(Due::Again(earlier));
+            transfers.expect(Due::Again(Order::Reserve(others.clone())));
+            let _report = transfers.follow(later, server);
+            let is_of = |due: &&Due| matches!(due, Due::Again(Order::Reserve(_) | Order::Allow(_)));
+            let left: Vec<_> = transfers.dues.iter().filter(is_of).collect();
+            let [Due::Again(Order::Reserve(left))] = left[..] else { panic!("{}", left.len()) };
+            assert_eq!(left.migration, 2, "that of another migration stays");
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_migration_is_reported_at_once() {
+        let hub = Hub::new(256);
+        let ([giver, taker], terms) = both(&hub);
         let allow = MigrationOrder::Allow(allowed(&terms));
-        let mut transfers = Transfers::new(contents[1]);
+        let mut transfers = Transfers::new(terms.taker);
         // A shard on a busy machine may have no time for a second.
         let deadline = Instant::now() + Duration::from_secs(30);
         let is_late = || Instant::now() > deadline;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail};
 use bluebridge::{NodeId, Placement, Region};
 use bluebridge_bench::moving::{self, Bucket, Detours, Interval, Load};
-use bluebridge_bench::summary::Summary;
+use bluebridge_bench::summary::{Summary, median};
 use bluebridge_northbound::proto;
 use bluebridge_rack::control::{self, operations};
 use bluebridge_rack::daemon::READY_DEADLINE;
@@ -39,6 +39,9 @@ const STEP: Duration = Duration::from_millis(200);
 
 /// Memory of each server beside what moves: the second server's copies, and lines at both ends.
 const SPARE_BYTES: u64 = 32 << 20;
+
+/// Moves without load: an odd number, so that all of it is at home again.
+const ALONE_ROUNDS: usize = 5;
 
 /// READs of the client that joins after the move.
 const LATE_READS: usize = 10_000;
@@ -80,6 +83,28 @@ struct Moved {
     bytes_per_second: f64,
 }
 
+impl Moved {
+    fn of(size: ByteSize, time: Duration) -> Self {
+        Self { seconds: time.as_secs_f64(), bytes_per_second: rate(size, time) }
+    }
+}
+
+/// Bytes per second.
+fn rate(size: ByteSize, time: Duration) -> f64 {
+    size.0 as f64 / time.as_secs_f64()
+}
+
+/// A move without load, and reading just before it: other machines on the same hardware disturb both alike.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Alone {
+    /// Whether the memory moves back to the server that its pointers name.
+    is_to_home: bool,
+    moved: Moved,
+    /// Reading all of it, 1 MiB at a time.
+    bulk_read_bytes_per_second: f64,
+    ratio: f64,
+}
+
 /// How far the move was.
 #[derive(Clone, Copy, Debug)]
 struct Progress {
@@ -102,13 +127,11 @@ struct Findings {
     /// The p99 during the move, divided by that before it.
     p99_ratio: f64,
     moved_under_load: Moved,
-    /// The move back, without load.
-    moved_alone: Moved,
+    /// Moves back and forth without load, each after all of it was read.
+    alone: Vec<Alone>,
     /// How long lines were out of reach, while one client read a page of each without pause and nothing else happened.
     out_of_reach: Summary,
-    /// Reading all of it, 1 MiB at a time, in the same rack.
-    bulk_read_bytes_per_second: f64,
-    /// The rate of the move without load, divided by that of reading.
+    /// The rate of a move without load, divided by that of reading just before: the middle one of these moves.
     alone_to_bulk_read_ratio: f64,
     /// A client that reads all of it and writes it to the other server, during which nobody may change it.
     stop_and_copy_seconds: f64,
@@ -179,10 +202,21 @@ fn measure(rack: &Rack, asked: &Migration, steps: &Steps) -> anyhow::Result<Find
     let [mut owner, mut late] = another(rack, owner)?;
     let late_reads = moving::read_some(&mut late, region, LATE_READS)?;
     let directory_entry_count = controller.moved_entries()?;
-    let bulk_read = moving::read_all(&mut owner, region)?;
-    steps.begin("the memory moves back without load");
-    let moved_alone = controller.move_all(region, home, home, &mut |_| {})?;
-    load.check(&mut owner, &mut seen)?;
+    steps.begin(&format!("the memory moves back and forth without load, {ALONE_ROUNDS} times"));
+    let mut alone = Vec::with_capacity(ALONE_ROUNDS);
+    for round in 0..ALONE_ROUNDS {
+        let is_to_home = round % 2 == 0;
+        let to = if is_to_home { home } else { other };
+        let read = moving::read_all(&mut owner, region)?;
+        let time = controller.move_all(region, home, to, &mut |_| {})?;
+        alone.push(Alone {
+            is_to_home,
+            moved: Moved::of(asked.size, time),
+            bulk_read_bytes_per_second: rate(asked.size, read),
+            ratio: read.as_secs_f64() / time.as_secs_f64(),
+        });
+        load.check(&mut owner, &mut seen)?;
+    }
     steps.begin("the memory moves twice, and a client reads lines that move");
     let stop = AtomicBool::new(false);
     let out_of_reach = thread::scope(|scope| {
@@ -201,9 +235,6 @@ fn measure(rack: &Rack, asked: &Migration, steps: &Steps) -> anyhow::Result<Find
     owner.delete(region)?;
     let [before, during, after] =
         times.phases.each_ref().map(|(from, to)| seen.interval(*from, *to));
-    let rate = |time: Duration| asked.size.0 as f64 / time.as_secs_f64();
-    let moved =
-        |time: Duration| Moved { seconds: time.as_secs_f64(), bytes_per_second: rate(time) };
     let [(first, _), (from, to), (_, last)] = times.phases;
     Ok(Findings {
         switch: rack.state().spec.switch,
@@ -214,11 +245,10 @@ fn measure(rack: &Rack, asked: &Migration, steps: &Steps) -> anyhow::Result<Find
         after,
         throughput_ratio: during.operations_per_second / before.operations_per_second,
         p99_ratio: during.latency.p99_us / before.latency.p99_us,
-        moved_under_load: moved(times.moved),
-        moved_alone: moved(moved_alone),
+        moved_under_load: Moved::of(asked.size, times.moved),
+        alone_to_bulk_read_ratio: median(&alone.iter().map(|it| it.ratio).collect::<Vec<_>>()),
+        alone,
         out_of_reach,
-        bulk_read_bytes_per_second: rate(bulk_read),
-        alone_to_bulk_read_ratio: bulk_read.as_secs_f64() / moved_alone.as_secs_f64(),
         stop_and_copy_seconds: stop_and_copy.as_secs_f64(),
         directory_entry_count,
         detours: [0, 1, 2].map(|phase| seen.detours(phase)),

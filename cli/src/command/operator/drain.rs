@@ -124,7 +124,9 @@ fn words(drain: &proto::Drain) -> String {
         problem => format!("; {problem}"),
     };
     let (open, are) = output::counted_are(drain.open_migrations.into(), "migration");
-    format!("{name} is draining: {open} {are} open{problem}")
+    let hint =
+        if drain.open_migrations == 0 { "" } else { " (`bluebridge migrations` shows them)" };
+    format!("{name} is draining: {open} {are} open{hint}{problem}")
 }
 
 fn document(drain: &proto::Drain) -> Value {
@@ -158,12 +160,21 @@ mod tests {
             deputy: String::new(),
             unanswered: String::new(),
         };
-        assert_eq!(words(&drain), "s1 is draining: 2 migrations are open; no room");
+        assert_eq!(
+            words(&drain),
+            "s1 is draining: 2 migrations are open (`bluebridge migrations` shows them); no room"
+        );
         assert_eq!(document(&drain)["problem"], "no room");
         drain.problem.clear();
-        assert_eq!(words(&drain), "s1 is draining: 2 migrations are open");
+        assert_eq!(
+            words(&drain),
+            "s1 is draining: 2 migrations are open (`bluebridge migrations` shows them)"
+        );
         drain.open_migrations = 1;
-        assert_eq!(words(&drain), "s1 is draining: 1 migration is open");
+        assert_eq!(
+            words(&drain),
+            "s1 is draining: 1 migration is open (`bluebridge migrations` shows them)"
+        );
         (drain.is_drained, drain.open_migrations) = (true, 0);
         assert!(words(&drain).ends_with("because no other server can"));
         drain.problem = "s3 must confirm first that it answers for s2".to_owned();

@@ -11,7 +11,7 @@ use bluebridge_wire::{NodeId, Pointer, PointerError};
 use clap::Args;
 use serde_json::json;
 
-use super::{Chosen, Servers, pick};
+use super::{Chosen, Servers};
 use crate::command::Global;
 use crate::exit::{Exit, UsageError};
 use crate::output;
@@ -21,8 +21,8 @@ use crate::output;
 /// Pointers stay the same. `bluebridge migrations` shows the progress.
 #[derive(Debug, Args)]
 pub(in crate::command) struct Migrate {
-    /// The allocation of a pointer, all pages of a memory server (its name or id), or some of them: s1:0-1023. Pages are
-    /// numbered as in pointers, and moved in whole lines of 8
+    /// The allocation that begins at a pointer (if none does, the pointer's line), all pages of a memory server (its name
+    /// or id), or some of them: s1:0-1023. Pages are numbered as in pointers, and moved in whole lines of 8
     #[arg(value_name = "POINTER|SERVER[:FIRST-LAST]")]
     what: What,
     /// The memory server that is to serve them, by name or id
@@ -85,12 +85,17 @@ fn parse_pages(text: &str) -> Option<Range<u64>> {
 pub(in crate::command) fn run(options: Migrate, global: Global) -> anyhow::Result<Exit> {
     let Migrate { what, to, servers } = options;
     let chosen = servers.choose(None)?;
-    let to = pick(chosen.servers.clone(), &to)?;
+    let to = chosen.pick(chosen.servers.clone(), &to)?;
+    let mut is_line = false;
     let request = match what {
-        What::Pointer(pointer) => of_pointer(&servers, &chosen, pointer)?,
+        What::Pointer(pointer) => {
+            let (pages, request) = of_pointer(&servers, &chosen, pointer)?;
+            is_line = pages.is_none();
+            request
+        }
         What::Server { name, pages } => {
             // What others have of it moves also when it is gone.
-            let home = pick(chosen.with_gone(), &name)?;
+            let home = chosen.pick(chosen.with_gone(), &name)?;
             let pages = pages.unwrap_or_default();
             proto::MigrateRequest {
                 server: home.id.into(),
@@ -109,6 +114,11 @@ pub(in crate::command) fn run(options: Migrate, global: Global) -> anyhow::Resul
     }
     let ids: Vec<String> = recorded.iter().map(u64::to_string).collect();
     let noun = if ids.len() == 1 { "migration" } else { "migrations" };
+    if is_line {
+        output::complain(
+            "no allocation begins at this pointer, so its line of 8 pages moves alone",
+        );
+    }
     output::text(&format!(
         "{noun} {} to {}; `bluebridge migrations --watch` shows the progress",
         ids.join(", "),
@@ -117,12 +127,13 @@ pub(in crate::command) fn run(options: Migrate, global: Global) -> anyhow::Resul
     Ok(Exit::Ok)
 }
 
-/// The request for the allocation that begins at a pointer; for its line, if the home lists no such allocation.
+/// The request for the allocation that begins at a pointer, with its pages; for its line, if the home lists no such
+/// allocation.
 fn of_pointer(
     servers: &Servers,
     chosen: &Chosen,
     pointer: Pointer,
-) -> anyhow::Result<proto::MigrateRequest> {
+) -> anyhow::Result<(Option<u64>, proto::MigrateRequest)> {
     if pointer.space.0 != servers.space {
         let (theirs, ours) = (pointer.space, servers.space);
         let words = format!("the pointer is of space {theirs}, not {ours}; use --space {theirs}");
@@ -145,15 +156,16 @@ fn of_pointer(
         let at = u128::from_be_bytes(octets);
         at >> PAGE_SHIFT == u128::from(pointer.page_start().to_ipv6()) >> PAGE_SHIFT
     };
-    let pages = found.filter(begins_here).map_or(1, |found| u64::from(found.pages));
-    Ok(proto::MigrateRequest {
+    let pages = found.filter(begins_here).map(|found| u64::from(found.pages));
+    let request = proto::MigrateRequest {
         server: home.into(),
         space: servers.space.into(),
         generation: Some(pointer.location.generation().number().into()),
         first_page: page,
-        page_count: pages,
+        page_count: pages.unwrap_or(1),
         to: 0,
-    })
+    };
+    Ok((pages, request))
 }
 
 #[cfg(test)]

@@ -96,11 +96,15 @@ fn show(Way { deadline, target }: &Way, watch: bool, global: Global) -> anyhow::
         Ok((controller.clone(), shown))
     };
     let (controller, mut shown) = target.ask(ask)?;
+    let mut news = shown.clone();
     loop {
         if in_place {
             console::Term::stdout().clear_screen().map_err(output::not_written)?;
         }
-        print(&shown, global)?;
+        // One that is not listed any more is no news.
+        if !news.is_empty() || shown.is_empty() {
+            print(&news, global)?;
+        }
         let before = shown.clone();
         while shown == before {
             if !watch || !shown.iter().any(is_open) {
@@ -108,6 +112,10 @@ fn show(Way { deadline, target }: &Way, watch: bool, global: Global) -> anyhow::
             }
             thread::sleep(PACE);
             shown = migrations(&controller, deadline.0)?;
+        }
+        news.clone_from(&shown);
+        if !in_place && !global.json {
+            news.retain(|of| !before.contains(of));
         }
     }
 }

@@ -53,6 +53,8 @@ struct Chosen {
     servers: Vec<Server>,
     /// Those that are drained and gone: others may have memory that their pointers lead to.
     gone: Vec<Server>,
+    /// Those that are gone without being drained: nothing can be asked of them.
+    ended: Vec<Server>,
 }
 
 impl Servers {
@@ -62,37 +64,48 @@ impl Servers {
             let state = controller_state(controller, false)?;
             Ok((controller.clone(), ControllerReport::of(&state)))
         })?;
-        let (servers, gone) = divide(report.nodes, self.space);
-        let mut chosen = Chosen { controller, servers, gone };
+        let mut chosen = Chosen::of(controller, report.nodes, self.space);
         if let Some(node) = node {
             // One that is drained and gone is of interest, but has nothing to tell by itself.
-            chosen.servers = vec![pick(chosen.with_gone(), node)?];
+            chosen.servers = vec![chosen.pick(chosen.with_gone(), node)?];
         }
         Ok(chosen)
     }
 }
 
-/// The memory servers of a space that are there, and those that are drained and gone.
-fn divide(members: Vec<NodeReport>, space: u16) -> (Vec<Server>, Vec<Server>) {
-    let is_of_interest = |member: &NodeReport| {
-        let is_there = member.state != "gone" || member.drain.is_some();
-        member.role == "memory" && is_there && member.space == space
-    };
-    let mut members: Vec<_> = members.into_iter().filter(is_of_interest).collect();
-    // Ids follow the order of joining.
-    members.sort_by(|one, other| one.name.cmp(&other.name));
-    let (gone, there): (Vec<_>, Vec<_>) = members.into_iter().partition(|it| it.state == "gone");
-    let servers = |members: Vec<NodeReport>| {
-        let server = |of: NodeReport| Server { name: of.name, id: of.id, drain: of.drain };
-        members.into_iter().map(server).collect()
-    };
-    (servers(there), servers(gone))
-}
-
 impl Chosen {
-    /// Also those that are gone.
+    /// The memory servers of a space.
+    fn of(controller: Contact, mut members: Vec<NodeReport>, space: u16) -> Self {
+        members.retain(|member| member.role == "memory" && member.space == space);
+        // Ids follow the order of joining.
+        members.sort_by(|one, other| one.name.cmp(&other.name));
+        let mut chosen =
+            Self { controller, servers: Vec::new(), gone: Vec::new(), ended: Vec::new() };
+        for NodeReport { name, id, drain, state, .. } in members {
+            let list = match (state, drain) {
+                ("gone", None) => &mut chosen.ended,
+                ("gone", Some(_)) => &mut chosen.gone,
+                _ => &mut chosen.servers,
+            };
+            list.push(Server { name, id, drain });
+        }
+        chosen
+    }
+
+    /// Also those that are drained and gone.
     fn with_gone(&self) -> Vec<Server> {
         [&self.servers[..], &self.gone[..]].concat()
+    }
+
+    /// The one of these with a name or id.
+    fn pick(&self, servers: Vec<Server>, node: &str) -> Result<Server, UsageError> {
+        let error = match pick(servers, node) {
+            Ok(server) => return Ok(server),
+            Err(error) => error,
+        };
+        let gone = self.gone.iter().chain(&self.ended).cloned().collect();
+        let Ok(Server { name, .. }) = pick(gone, node) else { return Err(error) };
+        Err(UsageError(format!("the memory server {name} is gone; start it again first")))
     }
 }
 
@@ -189,13 +202,21 @@ mod tests {
             node("s1", 1, proto::NodeState::Live, true),
             NodeReport { space: 2, ..node("s6", 6, proto::NodeState::Live, false) },
         ];
-        let (there, gone) = divide(members, 1);
+        let nobody = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
+        let chosen = Chosen::of(nobody.into(), members, 1);
         let names =
             |servers: &[Server]| servers.iter().map(|it| it.name.clone()).collect::<Vec<_>>();
-        assert_eq!(
-            (names(&there), names(&gone)),
-            (vec!["s1".into(), "s3".into()], vec!["s4".into()])
-        );
+        assert_eq!(names(&chosen.servers), ["s1", "s3"]);
+        assert_eq!(names(&chosen.with_gone()), ["s1", "s3", "s4"]);
+        let pick = |text: &str| chosen.pick(chosen.servers.clone(), text).map(|server| server.id);
+        assert_eq!(pick("s3").expect("it is there"), 3);
+        for (text, words) in [
+            ("s4", "the memory server s4 is gone; start it again first"),
+            ("5", "the memory server s5 is gone; start it again first"),
+            ("s6", "there is no memory node s6 here, only s1, s3"),
+        ] {
+            assert_eq!(pick(text).expect_err("it is not there").to_string(), words);
+        }
     }
 
     #[test]

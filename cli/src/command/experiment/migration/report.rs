@@ -2,9 +2,10 @@
 
 use bluebridge_bench::moving::{Detours, Interval};
 use bluebridge_bench::plot::{Labels, Series, lines};
+use bluebridge_bench::summary::median;
 use serde::Serialize;
 
-use super::Findings;
+use super::{Alone, Findings};
 use crate::command::bench::machine::Machine;
 use crate::command::experiment::Folder;
 use crate::output;
@@ -40,10 +41,15 @@ pub(super) fn print(findings: &Findings, folder: &Folder, json: bool) -> anyhow:
     ];
     output::table(&COLUMNS, rows.map(|(name, load, detours)| row(name, load, detours)).into())?;
     let mega = |rate: f64| rate / 1e6;
+    let middle = |value: &dyn Fn(&Alone) -> f64| {
+        median(&findings.alone.iter().map(value).collect::<Vec<_>>())
+    };
+    let ratios: Vec<_> = findings.alone.iter().map(|it| format!("{:.2}", it.ratio)).collect();
     output::prose(&format!(
         "\nduring the move: {:.2} times the operations of before, and {:.2} times the p99\n\
-         the move took {:.1} s under load ({:.0} MB/s), and {:.1} s without ({:.0} MB/s), which is {:.2} times the rate \
-         of reading all of it ({:.0} MB/s)\n\
+         the move took {:.1} s under load ({:.0} MB/s)\n\
+         without load, {} moves had {:.0} MB/s in the middle, and reading all of it before each {:.0} MB/s: {:.2} times as \
+         much ({})\n\
          a line is out of reach for {:.0} us in the middle, and for {:.0} us one of 100 times ({} lines)\n\
          a client that copies it to the other server takes {:.1} s, during which nobody may change it\n\
          the switch leads to it by {} {}; of 10,000 READs of a client that joined afterwards, {} were refused by another \
@@ -52,10 +58,11 @@ pub(super) fn print(findings: &Findings, folder: &Folder, json: bool) -> anyhow:
         findings.p99_ratio,
         findings.moved_under_load.seconds,
         mega(findings.moved_under_load.bytes_per_second),
-        findings.moved_alone.seconds,
-        mega(findings.moved_alone.bytes_per_second),
+        findings.alone.len(),
+        mega(middle(&|alone| alone.moved.bytes_per_second)),
+        mega(middle(&|alone| alone.bulk_read_bytes_per_second)),
         findings.alone_to_bulk_read_ratio,
-        mega(findings.bulk_read_bytes_per_second),
+        ratios.join(", "),
         findings.out_of_reach.p50_us,
         findings.out_of_reach.p99_us,
         findings.out_of_reach.sample_count,
