@@ -169,12 +169,8 @@ impl Core {
     /// Why no server takes a range, and what to do.
     fn no_room(&self, giver: NodeId, range: &Left, missing: u64) -> String {
         let takers = self.migrations.takers_for(giver, range);
-        // It is asked for some of its allocations at a time, so this is often more than they are.
-        let used = self
-            .nodes
-            .get(&giver)
-            .and_then(|node| Some(node.record.capacity_pages.saturating_sub(node.free_pages?)));
-        let bytes = missing.max(used.unwrap_or(0)).saturating_mul(PAGE_BYTES as u64);
+        // The server is asked for some of its allocations at a time.
+        let bytes = missing.saturating_mul(PAGE_BYTES as u64);
         if takers.is_empty() && self.migrations.can_take(giver, range.home.id()) {
             let home = self.migrations.name(range.home.id());
             return format!(
@@ -184,16 +180,18 @@ impl Core {
         }
         if takers.is_empty() {
             return format!(
-                "no other memory server of the space can take {bytes} bytes: start one, or end the draining of another"
+                "no other memory server of the space can take what is left here, at least {bytes} bytes: start one, or end the \
+                 draining of another"
             );
         }
         if takers.iter().any(|id| self.migrations.is_paused(giver, *id)) {
             return format!(
-                "servers refused what is left, {bytes} bytes, and are asked again soon; `bluebridge migrations` shows why"
+                "servers refused what is left, at least {bytes} bytes, and are asked again soon; `bluebridge migrations` shows \
+                 why"
             );
         }
         format!(
-            "no memory server has room for what is left here, {bytes} bytes: start another one, or free memory"
+            "no memory server has room for what is left here, at least {bytes} bytes: start another one, or free memory"
         )
     }
 }
