@@ -94,7 +94,10 @@ impl Endpoint {
 
     fn start_service(&self, carrier: UdpTransport) -> Result<Service, Arc<str>> {
         let config = self.config(&self.membership.snapshot());
-        Service::start(&config, carrier).map_err(|error| Arc::from(error.to_string()))
+        let roster = self.membership.roster();
+        let is_server = Box::new(move |node| roster.is_memory_node(node));
+        Service::start_beside(&config, carrier, is_server)
+            .map_err(|error| Arc::from(error.to_string()))
     }
 }
 

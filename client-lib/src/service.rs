@@ -23,7 +23,7 @@ use std::{
 
 use bluebridge_protocol::owner::{Counters, Event};
 use bluebridge_transport::{Wakeable, Waker};
-use bluebridge_wire::UDP_PORT;
+use bluebridge_wire::{NodeId, UDP_PORT};
 
 pub use bluebridge_protocol::owner::{Notice, NoticeKind, Policy as OwnerPolicy};
 pub(crate) use ledger::{Entry, SlotId};
@@ -208,13 +208,29 @@ impl Drop for FailOnPanic {
     }
 }
 
+/// Whether a node is a memory server of the space. Only notices about memory that has moved ask.
+pub(crate) type IsServer = Box<dyn Fn(NodeId) -> bool + Send>;
+
 impl Service {
     /// Starts the service of the endpoint that `config` names, over a carrier of its own: on the
     /// fabric's port ([`bluebridge_wire::UDP_PORT`]) it can serve, on another only renew.
     ///
     /// # Errors
     /// If the system gives no thread, or no descriptor with which to wake it.
-    pub fn start<T>(config: &EndpointConfig, mut transport: T) -> io::Result<Self>
+    pub fn start<T>(config: &EndpointConfig, transport: T) -> io::Result<Self>
+    where
+        T: Wakeable + Send + 'static,
+    {
+        let servers: Vec<_> = config.memory_nodes.iter().map(|it| it.node).collect();
+        Self::start_beside(config, transport, Box::new(move |node| servers.contains(&node)))
+    }
+
+    /// [`Self::start`] where memory servers come and go.
+    pub(crate) fn start_beside<T>(
+        config: &EndpointConfig,
+        mut transport: T,
+        is_server: IsServer,
+    ) -> io::Result<Self>
     where
         T: Wakeable + Send + 'static,
     {
@@ -230,7 +246,7 @@ impl Service {
             subscribers: Subscribers::default(),
             counts: Counts::default(),
         });
-        let mut serving = run::Serving::new(config, transport, Arc::clone(&shared));
+        let mut serving = run::Serving::new(config, transport, Arc::clone(&shared), is_server);
         let panicking = FailOnPanic(Arc::clone(&shared));
         let thread = Builder::new().name("bluebridge-service".to_owned()).spawn(move || {
             let _panicking = panicking;

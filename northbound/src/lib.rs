@@ -24,7 +24,7 @@ mod registration;
 
 pub use attend::{OperatorQuery, OperatorReply, PendingQuery};
 pub use error::{ConnectionError, MembershipError, not_previous};
-pub use membership::{Caller, Connection, Membership, Options, ServerReport, Snapshot};
+pub use membership::{Caller, Connection, Membership, Options, Roster, ServerReport, Snapshot};
 pub use registration::{
     Assignment, Attachment, Carrier, MemoryNodeStatus, Previous, Registration, Role, Token,
 };

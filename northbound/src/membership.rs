@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak, mp
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use bluebridge_wire::ArenaGeneration;
+use bluebridge_wire::{ArenaGeneration, NodeId};
 use tokio::sync::Notify;
 
 use crate::attend::{Orders, PendingQueries, PendingQuery};
@@ -196,6 +196,20 @@ impl Shared {
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared").field("snapshot", &self.snapshot).finish_non_exhaustive()
+    }
+}
+
+/// Looks up members, on any thread.
+#[derive(Clone, Debug)]
+pub struct Roster(Weak<Shared>);
+
+impl Roster {
+    /// Whether a node is a memory server of the space, according to the controller's last response.
+    #[must_use]
+    pub fn is_memory_node(&self, node: NodeId) -> bool {
+        let Some(shared) = self.0.upgrade() else { return false };
+        let nodes = Arc::clone(&shared.lock().memory_nodes);
+        nodes.iter().any(|it| it.node == node)
     }
 }
 
@@ -391,6 +405,12 @@ impl Membership {
     #[must_use]
     pub fn caller(&self) -> Caller {
         Caller(Arc::downgrade(&self.shared))
+    }
+
+    /// What is known of the members; it may outlive the membership, and then knows none.
+    #[must_use]
+    pub fn roster(&self) -> Roster {
+        Roster(Arc::downgrade(&self.shared))
     }
 
     /// Requests arena generations for a memory node's arena, up to `wanted`. The next heartbeat carries

@@ -12,7 +12,7 @@ use bluebridge_protocol::{
 use bluebridge_transport::{Outgoing, TransmitError, Transport, Wait};
 use bluebridge_wire::{Datagram, UDP_PORT};
 
-use super::{END_DEADLINE, OwnerPolicy, Shared, count, ledger::Entry, ledger::Ledger};
+use super::{END_DEADLINE, IsServer, OwnerPolicy, Shared, count, ledger::Entry, ledger::Ledger};
 use crate::{config::EndpointConfig, drive::outgoing, work::NoMemory};
 
 /// Operations that the service can have in flight at once.
@@ -35,6 +35,7 @@ pub(super) struct Serving<T> {
     transport: T,
     requester: Requester,
     owner: Owner,
+    is_server: IsServer,
     shared: Arc<Shared>,
     tenants: Vec<Option<Known>>,
     /// Number of ledgers added since the start.
@@ -135,7 +136,12 @@ impl KnownLease {
 }
 
 impl<T: Transport> Serving<T> {
-    pub(super) fn new(config: &EndpointConfig, transport: T, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(
+        config: &EndpointConfig,
+        transport: T,
+        shared: Arc<Shared>,
+        is_server: IsServer,
+    ) -> Self {
         // Its own source address and nonces, so that its replies are not taken for the clients'.
         let own = EndpointConfig::new(config.space, config.node, config.incarnation);
         let own = EndpointConfig {
@@ -146,7 +152,15 @@ impl<T: Transport> Serving<T> {
         };
         let requester = Requester::new(own.requester(transport.capabilities()));
         let owner = Owner::new(OwnerConfig::new(config.space, config.node, config.incarnation));
-        Self { transport, requester, owner, shared, tenants: Vec::new(), ledger_count: 0 }
+        Self {
+            transport,
+            requester,
+            owner,
+            is_server,
+            shared,
+            tenants: Vec::new(),
+            ledger_count: 0,
+        }
     }
 
     pub(super) fn run(&mut self) {
@@ -349,7 +363,8 @@ impl<T: Transport> Serving<T> {
             Ok(datagram) if !datagram.is_reply() && self.shared.is_serving => {
                 count(&counts.requests);
                 let port = incoming.source_port;
-                if let Some(notice) = self.owner.handle_datagram(now, port, &datagram) {
+                let is_server = &self.is_server;
+                if let Some(notice) = self.owner.handle_datagram(now, port, &datagram, is_server) {
                     count(&counts.notices);
                     self.shared.subscribers.notify(notice);
                 }
@@ -516,7 +531,7 @@ mod tests {
             subscribers: Subscribers::default(),
             counts: Counts::default(),
         });
-        Serving::new(&EndpointConfig::new(SPACE, owner, 1), carrier, shared)
+        Serving::new(&EndpointConfig::new(SPACE, owner, 1), carrier, shared, Box::new(|_| false))
     }
 
     fn page_of(home: NodeId) -> Pointer {

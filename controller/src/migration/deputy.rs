@@ -84,12 +84,12 @@ impl Migrations {
 
     /// Who answers for a server; `None` if that is the server itself.
     #[must_use]
-    pub fn answers_for(&self, home: NodeId) -> Option<Answers> {
+    pub fn answers_for(&self, now: Instant, home: NodeId) -> Option<Answers> {
         let name = self.name(home);
         let Some(record) = self.deputy_of(home) else {
-            let server = self.servers.get(&home)?;
-            let is_here = server.is_attached && server.link.is_some();
-            return (self.is_empty(home) && !is_here).then(|| {
+            self.servers.get(&home)?;
+            // One without a connection, for a moment, opens the next: the controller may have been restarted.
+            return (self.is_empty(home) && self.is_away(now, home)).then(|| {
                 let why = match self.returning.contains_key(&home) {
                     true => format!("{name} began to join again"),
                     false => format!("{name} is gone"),

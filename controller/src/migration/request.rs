@@ -100,7 +100,7 @@ pub enum MigrateError {
     },
     /// The taker is drained: what it took would have to move away again.
     #[error(
-        "{server} is drained; choose another server, or let it serve again with `bluebridge undrain {server}`"
+        "an operator drains {server}; choose another server, or let it serve again with `bluebridge undrain {server}`"
     )]
     Drained {
         /// The taker's name.

@@ -3,7 +3,7 @@
 use std::net::Ipv6Addr;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bluebridge_northbound::proto;
 use bluebridge_wire::{NodeId, Pointer};
@@ -129,7 +129,7 @@ pub(super) fn list(core: &Core) -> Vec<proto::Drain> {
 /// The name of the server that answers for another one, which is gone, or why none does and what to do. Both are empty if
 /// the server is there.
 pub(super) fn answers_for(core: &Core, home: NodeId) -> (String, String) {
-    match core.migrations().answers_for(home) {
+    match core.migrations().answers_for(Instant::now(), home) {
         Some(Answers::Deputy(deputy)) => (core.migrations().name(deputy), String::new()),
         Some(Answers::Nobody(why)) => (String::new(), why),
         None => Default::default(),

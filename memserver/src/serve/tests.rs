@@ -418,3 +418,19 @@ fn a_sender_behind_a_flood_is_served_at_once_and_the_flood_is_limited() {
     assert!((500..FLOOD).contains(&dropped), "{dropped}");
     assert_eq!(replies.len() + dropped, FLOOD + 2);
 }
+
+/// Requests and other servers' lines need the rest. Without any the taker would stand still, and more than a few lines at a
+/// time make nothing faster.
+#[test]
+fn a_taker_asks_for_a_quarter_of_what_its_carrier_holds_within_bounds() {
+    let credit_of = |receive_buffer_bytes| {
+        let carrier =
+            Capabilities { receive_buffer_bytes, ..scripted(Behaviour::Refusing).capabilities };
+        (carrier.received_pages(), taker_credit(&carrier))
+    };
+    assert_eq!(credit_of(0), (0, 16));
+    let (pages, credit) = credit_of(4 << 20);
+    assert!((64..1024).contains(&pages) && usize::from(credit) == pages / 4, "{pages} {credit}");
+    assert_eq!(credit_of(1 << 30).1, 256);
+    assert_eq!(credit_of(usize::MAX).1, 256);
+}

@@ -43,7 +43,7 @@ events! {
     DropCommand = "drop_command",
     /// Dropped: an inconsistent request.
     DropForm = "drop_form",
-    /// Dropped: a notice from another node than its memory's.
+    /// Dropped: a notice that is wrong in itself, or from a node that is no memory server.
     DropNotice = "drop_notice",
     /// Dropped: too many replies wait to be sent.
     DropFull = "drop_full",

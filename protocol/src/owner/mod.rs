@@ -27,7 +27,7 @@ mod tests;
 use std::collections::VecDeque;
 
 use bluebridge_wire::{
-    Command, Datagram, Header, Pointer, Status,
+    Command, Datagram, Header, NodeId, Pointer, Status,
     address::PAGE_BYTES,
     header::{HEADER_BYTES, LEASE_EPOCH_MAX},
 };
@@ -156,12 +156,14 @@ impl Owner {
 
     /// Handles a datagram that was received on the well-known port, from a UDP port.
     ///
-    /// Anything else than a redirected request or a notice is dropped and counted.
+    /// Anything else than a redirected request or a notice is dropped and counted. `is_server` says whether a node is a
+    /// memory server of the space: pages may have moved to it, so it sends notices about them.
     pub fn handle_datagram(
         &mut self,
         now: Timestamp,
         source_port: u16,
         datagram: &Datagram<'_>,
+        is_server: impl FnOnce(NodeId) -> bool,
     ) -> Option<Notice> {
         if datagram.is_reply() {
             self.counters.count(Event::DropReply);
@@ -173,7 +175,7 @@ impl Owner {
             return None;
         }
         match datagram.command().command() {
-            Some(Command::Invalidate | Command::Notice) => return self.notice(datagram),
+            Some(Command::Invalidate | Command::Notice) => return self.notice(datagram, is_server),
             // A request that bypasses redirects was not redirected.
             _ if datagram.command().is_home() => self.counters.count(Event::DropCommand),
             Some(

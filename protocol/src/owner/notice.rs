@@ -26,16 +26,21 @@ pub struct Notice {
 }
 
 impl Owner {
-    /// Handles a notice from the node of its memory; notices from other nodes are dropped.
-    pub(super) fn notice(&mut self, datagram: &Datagram<'_>) -> Option<Notice> {
+    /// Handles a notice from the node of its memory, or from another memory server, to which the memory may have moved;
+    /// notices from other nodes are dropped.
+    pub(super) fn notice(
+        &mut self,
+        datagram: &Datagram<'_>,
+        is_server: impl FnOnce(NodeId) -> bool,
+    ) -> Option<Notice> {
         let pointer = Pointer::from_ipv6(datagram.header.target).ok().filter(|pointer| {
             let (from, to) = (&datagram.from, &datagram.to);
             to.node == NodeId::ALL
-                && from.node == pointer.node
                 && pointer.node.is_unicast()
                 && to.tag == pointer.tag.0
                 && to.location == pointer.location.bits()
                 && datagram.header.length > 0
+                && (from.node == pointer.node || is_server(from.node))
         });
         let Some(pointer) = pointer else {
             self.counters.count(Event::DropNotice);

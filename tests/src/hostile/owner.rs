@@ -312,7 +312,7 @@ impl OwnerHarness {
         self.given += 1;
         let before = self.owner.counters().clone();
         let (held_count, waiting_count) = (self.owner.held_count(), self.owner.waiting_count());
-        let notice = self.owner.handle_datagram(self.now, port, datagram);
+        let notice = self.owner.handle_datagram(self.now, port, datagram, |_| false);
         let rose: Vec<Event> = OUTCOMES
             .into_iter()
             .filter(|event| self.owner.counters().of(*event) > before.of(*event))

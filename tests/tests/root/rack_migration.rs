@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bluebridge::{Error, MemoryNode, NodeId, Region};
+use bluebridge::{Error, MemoryNode, NodeId, NoticeKind, Region};
 use bluebridge_northbound::proto;
 use bluebridge_rack::{
     control::{Contact, ControlError, operations},
@@ -26,6 +26,8 @@ use bluebridge_wire::{
 };
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use rustix::process::{Pid, Signal, kill_process};
+
+use super::rack_updates::join_with;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 const THREADS: usize = 2;
@@ -765,5 +767,38 @@ fn hot_pages_move_by_themselves_while_clients_use_them() {
             rack.page_packets() >= before + FLOW
         });
         bring_home(rack, servers[0], pages);
+    });
+}
+
+/// They come from the server that has the memory, which is not the one that its pointers name.
+#[test]
+fn notices_of_memory_that_has_moved_arrive() {
+    let options = RackOptions { clients: 2, ..RackOptions::new(DataPlane::Soft, "1500") };
+    let rack = TestRack::up("moved-notices", &options);
+    let mut listener = join_with(&rack, 1, |options| options.notices = true);
+    let notices = listener.notices().expect("it has a service");
+    let mut other = join_with(&rack, 2, |_| ());
+    let region = other.create(LINE_PAGES as u64 * PAGE_BYTES as u64).expect("there is memory");
+    let base = region.base();
+    let home = base.node;
+    let taker = NodeId(3 - home.0);
+    let first = base.location.page();
+    let pages = first..first + LINE_PAGES as u64;
+    await_moved(&rack, migrate(&rack, home, taker, &pages));
+    let mut change = |what: &str, pages: u32, change: &mut dyn FnMut(&mut UdpClient)| {
+        until(what, || {
+            change(&mut other);
+            let next = || notices.next_within(Duration::from_millis(100));
+            std::iter::from_fn(next)
+                .any(|of| (of.kind, of.pointer, of.pages) == (NoticeKind::Invalidate, base, pages))
+        });
+    };
+    // Servers learn with a heartbeat that the space has a subscriber.
+    change("zeroes are told of", 2, &mut |client| client.zero(base, 8192).expect("it is there"));
+    let mut is_freed = false;
+    change("the end of the allocation is told of", 8, &mut |client| {
+        if !std::mem::replace(&mut is_freed, true) {
+            client.delete(region).expect("it is there");
+        }
     });
 }

@@ -26,7 +26,11 @@ fn join(rack: &TestRack, number: u16) -> UdpClient {
     join_with(rack, number, |_| {})
 }
 
-fn join_with(rack: &TestRack, number: u16, change: impl FnOnce(&mut JoinOptions)) -> UdpClient {
+pub(super) fn join_with(
+    rack: &TestRack,
+    number: u16,
+    change: impl FnOnce(&mut JoinOptions),
+) -> UdpClient {
     let node = Node::Client(number);
     let controller = rack.rack().layout().controller().to_string();
     let mut options = JoinOptions::named(node.to_string())

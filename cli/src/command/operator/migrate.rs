@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::str::FromStr;
 
 use bluebridge_northbound::proto;
-use bluebridge_rack::control::operations::{allocations, migrate};
+use bluebridge_rack::control::operations::{ALLOCATIONS_MAX, allocations, migrate};
 use bluebridge_wire::address::PAGE_SHIFT;
-use bluebridge_wire::{NodeId, Pointer, PointerError};
+use bluebridge_wire::{Pointer, PointerError};
 use clap::Args;
 use serde_json::json;
 
@@ -127,8 +127,7 @@ pub(in crate::command) fn run(options: Migrate, global: Global) -> anyhow::Resul
     Ok(Exit::Ok)
 }
 
-/// The request for the allocation that begins at a pointer, with its pages; for its line, if the home lists no such
-/// allocation.
+/// The request for the allocation that begins at a pointer, with its pages; for its line, if there is no such allocation.
 fn of_pointer(
     servers: &Servers,
     chosen: &Chosen,
@@ -139,33 +138,55 @@ fn of_pointer(
         let words = format!("the pointer is of space {theirs}, not {ours}; use --space {theirs}");
         return Err(UsageError(words).into());
     }
-    let NodeId(home) = pointer.node;
-    let page = pointer.location.page();
-    let request = proto::AllocationsRequest {
-        server: home.into(),
-        space: servers.space.into(),
-        from_page: page,
-        limit: 1,
-        client: None,
-    };
-    // The home may be away, or the memory may have moved: then its line can still move.
-    let listed = allocations(&chosen.controller, request, servers.deadline.0).ok();
-    let found = listed.and_then(|listed| listed.allocations.into_iter().next());
-    let begins_here = |found: &proto::Allocation| {
-        let octets = <[u8; 16]>::try_from(found.pointer.as_slice()).unwrap_or_default();
-        let at = u128::from_be_bytes(octets);
-        at >> PAGE_SHIFT == u128::from(pointer.page_start().to_ipv6()) >> PAGE_SHIFT
-    };
-    let pages = found.filter(begins_here).map(|found| u64::from(found.pages));
+    let pages = allocated_pages(servers, chosen, pointer)?;
     let request = proto::MigrateRequest {
-        server: home.into(),
+        server: pointer.node.0.into(),
         space: servers.space.into(),
         generation: Some(pointer.location.generation().number().into()),
-        first_page: page,
+        first_page: pointer.location.page(),
         page_count: pages.unwrap_or(1),
         to: 0,
     };
     Ok((pages, request))
+}
+
+/// The pages of the allocation that begins at a pointer; `None` if no server lists one.
+///
+/// The home lists it, also when its pages have moved. If the home is gone or has lost the memory, the server that has the
+/// first page does.
+fn allocated_pages(
+    servers: &Servers,
+    chosen: &Chosen,
+    pointer: Pointer,
+) -> anyhow::Result<Option<u64>> {
+    let begins_here = |found: &&proto::Allocation| {
+        let octets = <[u8; 16]>::try_from(found.pointer.as_slice()).unwrap_or_default();
+        let at = u128::from_be_bytes(octets);
+        at >> PAGE_SHIFT == u128::from(pointer.page_start().to_ipv6()) >> PAGE_SHIFT
+    };
+    let (homes, others): (Vec<_>, Vec<_>) =
+        chosen.servers.iter().partition(|server| server.id == pointer.node.0);
+    let of_home = homes.into_iter().map(|server| (server, pointer.location.page(), 1));
+    let of_others = others.into_iter().map(|server| (server, 0, ALLOCATIONS_MAX));
+    for (server, first, limit) in of_home.chain(of_others) {
+        let mut next = Some(first);
+        while let Some(from_page) = next {
+            let request = proto::AllocationsRequest {
+                server: server.id.into(),
+                space: servers.space.into(),
+                from_page,
+                limit,
+                client: None,
+            };
+            let listed = allocations(&chosen.controller, request, servers.deadline.0)?;
+            if let Some(found) = listed.allocations.iter().find(begins_here) {
+                return Ok(Some(found.pages.into()));
+            }
+            // A position that moves backwards would cause an endless loop.
+            next = listed.next_page.filter(|next| limit > 1 && *next > from_page);
+        }
+    }
+    Ok(None)
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use bluebridge_wire::address::{LINE_PAGES, PAGE_BYTES};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::{Deadline, Target, stat::size};
+use super::{Deadline, Target, patiently, stat::size};
 use crate::command::Global;
 use crate::exit::{Exit, UsageError};
 use crate::output;
@@ -111,7 +111,7 @@ fn show(Way { deadline, target }: &Way, watch: bool, global: Global) -> anyhow::
                 return Ok(Exit::Ok);
             }
             thread::sleep(PACE);
-            shown = migrations(&controller, deadline.0)?;
+            shown = patiently(|| migrations(&controller, deadline.0))?;
         }
         news.clone_from(&shown);
         if !in_place && !global.json {

@@ -13,6 +13,8 @@ pub(crate) mod stat;
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use bluebridge_northbound::environment::SPACE_VARIABLE;
 use bluebridge_northbound::proto;
@@ -24,6 +26,12 @@ use clap::Args;
 use super::controller::query::Target;
 use super::member::{Deadline, no_such_node};
 use crate::exit::UsageError;
+
+/// How long a command that waits goes on while the controller does not respond: more than a restart takes.
+const RESTART: Duration = Duration::from_secs(30);
+
+/// The time between two tries then.
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// Selects the memory servers.
 #[derive(Clone, Debug, Args)]
@@ -116,6 +124,26 @@ fn pick(servers: Vec<Server>, node: &str) -> Result<Server, UsageError> {
     found
         .find(|server| server.name == node || Some(server.id) == id)
         .ok_or_else(|| no_such_node(node, names.iter().map(String::as_str)))
+}
+
+/// Asks the controller until it responds: it may be about to be started again.
+///
+/// # Errors
+/// What it says; [`ControlError::Unreachable`] if it does not respond for [`RESTART`].
+fn patiently<T>(mut ask: impl FnMut() -> Result<T, ControlError>) -> Result<T, ControlError> {
+    let began = Instant::now();
+    let mut is_told = false;
+    loop {
+        match ask() {
+            Err(error @ ControlError::Unreachable { .. }) if began.elapsed() < RESTART => {
+                if !std::mem::replace(&mut is_told, true) {
+                    crate::output::complain(&format!("{error}; asking again"));
+                }
+                thread::sleep(PAUSE);
+            }
+            answer => return answer,
+        }
+    }
 }
 
 /// A client on the command line: its name, or a node id and an incarnation.

@@ -14,6 +14,8 @@ pub(super) const SPACE: Space = Space(7);
 pub(super) const OWNER: NodeId = NodeId(1000);
 pub(super) const CLIENT: NodeId = NodeId(1001);
 pub(super) const HOME: NodeId = NodeId(3);
+/// A memory server to which pages have moved.
+pub(super) const TAKER: NodeId = NodeId(4);
 pub(super) const PORT: u16 = 4242;
 pub(super) const EPOCH: u64 = 77;
 pub(super) const SESSION: u64 = 0x5e55;
@@ -116,7 +118,7 @@ impl Bench {
         request.header.emit(&mut payload, 0);
         seal(source, destination, &mut payload, &[]);
         let datagram = Datagram::parse(source, destination, &payload).expect("well formed");
-        self.owner.handle_datagram(self.now, request.port, &datagram)
+        self.owner.handle_datagram(self.now, request.port, &datagram, |node| node == TAKER)
     }
 
     pub(super) fn sent(&mut self) -> Vec<TestReply> {

@@ -2,7 +2,7 @@ use bluebridge_wire::{Command, Features, Flags, NodeId, Pointer, Space, WireComm
 use proptest::prelude::*;
 
 use super::super::{Counters, Event, Notice, NoticeKind, Policy};
-use super::bench::{Bench, CLIENT, EPOCH, HOME, OWNER, TestRequest, fields, pointer};
+use super::bench::{Bench, CLIENT, EPOCH, HOME, OWNER, TAKER, TestRequest, fields, pointer};
 
 pub(super) fn requests_that_no_redirect_forwards_are_dropped() -> Counters {
     let mut bench = Bench::holding(Policy::Wait);
@@ -78,7 +78,7 @@ fn notice(command: Command, pages: u32) -> TestRequest {
     })
 }
 
-pub(super) fn notices_come_from_their_memorys_node() -> Counters {
+pub(super) fn notices_come_from_memory_servers() -> Counters {
     let mut bench = Bench::holding(Policy::Reject);
     for (command, kind) in
         [(Command::Invalidate, NoticeKind::Invalidate), (Command::Notice, NoticeKind::Create)]
@@ -87,6 +87,8 @@ pub(super) fn notices_come_from_their_memorys_node() -> Counters {
         assert_eq!(taken, Some(Notice { kind, pointer: pointer(4096), pages: 3 }));
     }
     let invalidate = || notice(Command::Invalidate, 3);
+    let moved = invalidate().changed(|request| request.from.node = TAKER);
+    assert!(bench.give(&moved).is_some(), "the memory has moved to another server");
     let changed = [
         invalidate().changed(|request| request.from.node = CLIENT),
         invalidate().changed(|request| request.from.node = OWNER),

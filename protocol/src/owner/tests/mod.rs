@@ -25,7 +25,7 @@ mod run {
         replies: a_held_page_is_busy_until_it_is_released, every_redirected_command_is_referred_to_the_home,
             last_committed_contents_are_served, contents_that_are_not_kept_are_not_served,
             leases_are_bounded_and_swept, a_reply_names_the_attempt_of_its_request;
-        drops: requests_that_no_redirect_forwards_are_dropped, notices_come_from_their_memorys_node;
+        drops: requests_that_no_redirect_forwards_are_dropped, notices_come_from_memory_servers;
         waiting: a_waiter_is_notified_when_the_lease_ends, a_waiter_whose_time_is_over_gets_no_reply,
             waiting_is_bounded_and_in_order, replies_are_bounded;
     }

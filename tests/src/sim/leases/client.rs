@@ -107,7 +107,8 @@ impl Client {
             self.requester.handle_datagram(now, &datagram, &mut self.jobs);
         } else {
             // Notices are not used here.
-            let _ = self.owner.handle_datagram(now, received.source_port, &datagram);
+            let port = received.source_port;
+            let _ = self.owner.handle_datagram(now, port, &datagram, |_| false);
         }
     }
 
