@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bluebridge::{Error, MemoryNode, NodeId, NoticeKind, Region};
+use bluebridge::{Error, MemoryNode, NodeId, NoticeKind, Placement, Pointer, Region};
 use bluebridge_northbound::proto;
 use bluebridge_rack::{
     control::{Contact, ControlError, operations},
@@ -785,20 +785,21 @@ fn notices_of_memory_that_has_moved_arrive() {
     let first = base.location.page();
     let pages = first..first + LINE_PAGES as u64;
     await_moved(&rack, migrate(&rack, home, taker, &pages));
-    let mut change = |what: &str, pages: u32, change: &mut dyn FnMut(&mut UdpClient)| {
-        until(what, || {
-            change(&mut other);
-            let next = || notices.next_within(Duration::from_millis(100));
-            std::iter::from_fn(next)
-                .any(|of| (of.kind, of.pointer, of.pages) == (NoticeKind::Invalidate, base, pages))
-        });
+    let is_told = |base: Pointer, pages: u32| {
+        let next = || notices.next_within(Duration::from_millis(100));
+        std::iter::from_fn(next)
+            .any(|of| (of.kind, of.pointer, of.pages) == (NoticeKind::Invalidate, base, pages))
     };
-    // Servers learn with a heartbeat that the space has a subscriber.
-    change("zeroes are told of", 2, &mut |client| client.zero(base, 8192).expect("it is there"));
-    let mut is_freed = false;
-    change("the end of the allocation is told of", 8, &mut |client| {
-        if !std::mem::replace(&mut is_freed, true) {
-            client.delete(region).expect("it is there");
-        }
+    // Each server learns with a heartbeat that the space has a subscriber.
+    until("zeroes are told of", || {
+        other.zero(base, 2 * PAGE_BYTES as u64).expect("it is there");
+        is_told(base, 2)
     });
+    until("the home tells of what is freed", || {
+        let region = other.create_at(PAGE_BYTES as u64, Placement::Node(home)).expect("room");
+        other.delete(region).expect("it is ours");
+        is_told(region.base(), 1)
+    });
+    other.delete(region).expect("it is ours");
+    until("the end of the allocation is told of", || is_told(base, LINE_PAGES as u32));
 }
