@@ -48,7 +48,7 @@ pub(super) struct MemoryServer {
     /// Memory to serve, for example 256M or 8G; this is also the limit for pages
     #[arg(long, value_name = "SIZE", default_value = "256M")]
     memory: ByteSize,
-    /// Serving cores, each with a share of the memory
+    /// Serving cores, each with an equal share of the memory, rounded down to 2 MiB
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     shards: u16,
     /// The most pages that a space may have on this server. By default the served spaces have equal
@@ -197,6 +197,15 @@ fn serve(options: MemoryServer) -> anyhow::Result<Exit> {
             tracing::info!("the memory {kept}");
         }
         _ => tracing::warn!("the memory {kept}"),
+    }
+    let served_bytes = memory.capacity_pages() * PAGE_BYTES as u64;
+    if served_bytes < options.memory.0 {
+        tracing::warn!(
+            served_bytes,
+            asked_bytes = options.memory.0,
+            "less memory is served than --memory says: each of the {} serving cores has a multiple of 2 MiB",
+            options.shards
+        );
     }
     let mut route = RequestRoute::open(&options.endpoint)?;
     report_progress("joining the rack");

@@ -52,12 +52,20 @@ pub(in crate::command) struct Update {
 /// How often an interruption is checked.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Waits for a time; false if it was interrupted.
-fn held(time: Duration, cancel: &Cancel) -> bool {
+/// How long after the end of a lease it counts as lost.
+const LATE: Duration = Duration::from_secs(1);
+
+/// Waits for a time, or until the lease has ended; false if it was interrupted.
+fn held(time: Duration, cancel: &Cancel, has_ended: impl Fn() -> bool) -> bool {
     let until = Instant::now() + time;
+    let mut ended_at = None;
     while !cancel.is_cancelled() {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let now = Instant::now();
+        // On a busy machine it may be renewed late.
+        ended_at = has_ended().then(|| ended_at.unwrap_or(now));
+        let is_over = ended_at.is_some_and(|at| now.duration_since(at) >= LATE);
+        let left = until.saturating_duration_since(now);
+        if left.is_zero() || is_over {
             return true;
         }
         thread::sleep(left.min(LOOK));
@@ -87,7 +95,8 @@ pub(in crate::command) fn run(asked: Update, global: Global) -> anyhow::Result<E
         if !global.json {
             output::text(&format!("epoch {epoch}: {bytes} at {start} {are} leased"))?;
         }
-        if !held(hold, &cancel) {
+        // If the lease has ended, the server says so at once.
+        if !held(hold, &cancel, || update.time_left().is_zero()) {
             // The next client need not wait until the lease ends by itself.
             update.abort()?;
             session.leave();
