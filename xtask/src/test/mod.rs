@@ -74,7 +74,13 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
         step("test programs for machines", run)?;
     }
     if options.needs_library() {
-        step("library", Run::cargo(["build", "--package", "bluebridge-preload"]))?;
+        // Where all packages are tested, with the features that they have then: otherwise all below it would be built twice.
+        let of_all = ["build", "--workspace", "--all-features", "--lib", "--examples"];
+        let run = match options.packages.is_empty() {
+            true => Run::cargo(of_all),
+            false => Run::cargo(["build", "--package", "bluebridge-preload"]),
+        };
+        step("library", run)?;
     }
     // Before the tests, whose report must be at the end.
     let documented = if options.is_partial() { Ok(()) } else { doctests() };
