@@ -33,7 +33,7 @@ pub(crate) struct Completions {
     taken: usize,
     passed_on: usize,
     /// The number of the queue pair, for an event of the queue; `None` only in `drop`.
-    number: Option<Box<AtomicU32>>,
+    number: Option<Arc<AtomicU32>>,
     pub(crate) domain: Arc<Domain>,
 }
 
@@ -45,8 +45,8 @@ impl Completions {
         let channel =
             NonNull::new(channel).ok_or_else(|| VerbError::last("ibv_create_comp_channel"))?;
         let capacity = c_int::try_from(capacity).unwrap_or(c_int::MAX);
-        let number = Box::new(AtomicU32::new(0));
-        let user: *mut c_void = ptr::from_ref(&*number).cast_mut().cast();
+        let number = Arc::new(AtomicU32::new(0));
+        let user: *mut c_void = Arc::as_ptr(&number).cast_mut().cast();
         // SAFETY: the device is open, and the channel is one of it, which stays until after the queue.
         let cq = unsafe { (library.create_cq)(context, capacity, user, channel.as_ptr(), 0) };
         let Some(cq) = NonNull::new(cq) else {

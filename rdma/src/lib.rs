@@ -23,7 +23,7 @@
 //!   with the queue pair until that is destroyed, because other requests of its chain may still be executed.
 //! * Each object keeps what it was made of: a queue pair its pool and its completion queue, these their domain, and that
 //!   its device. They are destroyed in this order.
-//! * What the device refuses to destroy keeps its memory until the process ends.
+//! * What the device refuses to destroy, or the system still connects, keeps its memory until the process ends.
 //!
 //! Memory of another owner is registered by an unsafe function, [`MemoryRegion::register`], and only for READs of peers.
 
