@@ -224,10 +224,11 @@ fn use_peer(own: &str, peer: &str) -> Outcome<()> {
     let (mut end, memory) = connect(own, peer, HASTY)?;
     println!("waiting for the end of the peer");
     let failure = reads_until_failure(&mut end, memory)?;
-    if failure != Failure::Unreachable {
+    // The kernel that ends the peer may revoke its keys a moment before it destroys its queue pairs.
+    if !matches!(failure, Failure::Unreachable | Failure::RemoteAccess) {
         return Err(format!("the peer was killed, and READs fail with: {failure}").into());
     }
-    println!("the peer is unreachable");
+    println!("the peer has ended");
     Ok(())
 }
 
