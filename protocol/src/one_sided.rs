@@ -87,14 +87,15 @@ pub struct PageRecord {
 
 impl PageRecord {
     /// The bytes, in four words that the server stores one by one: the sequence; CRC and check; home and number; colour,
-    /// space and marks.
+    /// space and marks. In memory they are little-endian, whatever the order of the machine is.
     #[must_use]
     pub fn words(&self) -> [u64; RECORD_BYTES / 8] {
         let PageName { space, home, page, colour } = self.name;
         let place = u64::from(home.0) << PAGE_BITS | page & ((1 << PAGE_BITS) - 1);
         let rest = u64::from(colour) | u64::from(space.0) << 32 | u64::from(self.marks.0) << 48;
         let check = check(self.sequence, self.page_crc, place, rest);
-        [self.sequence, u64::from(self.page_crc) | u64::from(check) << 32, place, rest]
+        let checks = u64::from(self.page_crc) | u64::from(check) << 32;
+        [self.sequence, checks, place, rest].map(u64::to_le)
     }
 
     /// The record that these bytes are; `None` if they are none, such as parts of two.
@@ -198,7 +199,7 @@ mod tests {
     fn bytes(record: &PageRecord) -> [u8; RECORD_BYTES] {
         let mut bytes = [0; RECORD_BYTES];
         for (to, word) in bytes.chunks_exact_mut(8).zip(record.words()) {
-            to.copy_from_slice(&word.to_le_bytes());
+            to.copy_from_slice(&word.to_ne_bytes());
         }
         bytes
     }

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use bluebridge_rdma::{
     Access, Arrival, Buffer, BufferPool, Device, DeviceEvent, Failure, MemoryRegion, Message,
-    Messages, PathMtu, Port, ProtectionDomain, QueuePair, QueuePairAddress, QueuePairOptions, Read,
-    RemotePlace, Sent, device_names,
+    Messages, PathMtu, PoolError, Port, PostError, ProtectionDomain, QueuePair, QueuePairAddress,
+    QueuePairOptions, Read, RemotePlace, Sent, device_names,
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -33,6 +33,10 @@ const RECEIVES: u16 = 4;
 /// For any single step, on emulated processors of a busy machine.
 const STEP: Duration = Duration::from_secs(20);
 const SPIN: Duration = Duration::from_micros(50);
+/// A packet is repeated after this time, six times: an emulated machine may stand still for seconds.
+const PATIENT: Duration = Duration::from_secs(1);
+/// Of the queue pair that waits for the end of its peer.
+const HASTY: Duration = Duration::from_millis(120);
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
@@ -84,19 +88,25 @@ struct End {
 }
 
 impl End {
-    fn new(own: Ipv6Addr) -> Outcome<Self> {
+    fn new(own: Ipv6Addr, acknowledged_within: Duration) -> Outcome<Self> {
         let (device, port) = Device::with_address(own)?;
         let domain = ProtectionDomain::new(&device)?;
         let pool = BufferPool::new(&domain, 16, READ_BYTES_MAX)?;
-        let messages = Self::queue_pair(&domain, port, &pool)?;
+        let messages = Self::queue_pair(&domain, port, &pool, acknowledged_within)?;
         println!("{} at {own}: {:?}, {:?}", device.name(), device.limits()?, port.mtu);
         Ok(Self { domain, pool, port, messages })
     }
 
-    fn queue_pair(domain: &ProtectionDomain, port: Port, pool: &BufferPool) -> Outcome<Messages> {
+    fn queue_pair(
+        domain: &ProtectionDomain,
+        port: Port,
+        pool: &BufferPool,
+        acknowledged_within: Duration,
+    ) -> Outcome<Messages> {
         let options = QueuePairOptions {
             requests: 8,
             receives: RECEIVES.into(),
+            acknowledged_within,
             ..QueuePairOptions::default()
         };
         Ok(Messages::new(QueuePair::new(domain, port, pool, options)?, pool, RECEIVES)?)
@@ -128,7 +138,7 @@ impl End {
             first_packet: first_packet.parse()?,
         };
         let mtu = PathMtu::from_bytes(mtu.parse()?).ok_or("no path MTU")?.min(self.port.mtu);
-        self.messages.queue_pair().connect(peer, mtu)?;
+        self.messages.queue_pair().connect(peer, mtu, Instant::now() + STEP)?;
         // The peer may send when this line arrives.
         writeln!(writer, "connected")?;
         let memory = RemotePlace { address: place.parse()?, key: key.parse()? };
@@ -167,7 +177,7 @@ fn serve(own: &str) -> Outcome<()> {
     println!("listening");
     loop {
         let (stream, _) = listener.accept()?;
-        let mut end = End::new(own)?;
+        let mut end = End::new(own, PATIENT)?;
         let all = NonNull::from(memory.as_slice());
         // SAFETY: the memory is that of the vector, which is not changed or freed as long as its `Arc` exists.
         let region = unsafe {
@@ -201,23 +211,34 @@ fn echo(messages: &mut Messages) -> Outcome<()> {
 
 fn use_peer(own: &str, peer: &str) -> Outcome<()> {
     let (own, peer): (Ipv6Addr, Ipv6Addr) = (own.parse()?, peer.parse()?);
-    let (mut end, memory) = connect(own, peer)?;
+    let (mut end, memory) = connect(own, peer, PATIENT)?;
     reads_of_all_sizes(&mut end, memory)?;
     chains(&mut end, memory)?;
     messages(&mut end)?;
+    for hindrance in [Hindrance::Reads, Hindrance::NoBuffer, Hindrance::Dropped] {
+        credits_that_were_held_up(&mut end, memory, hindrance)?;
+    }
+    println!("credits are right");
+    lengths(&mut end, memory)?;
     refusals(own, peer)?;
+    let (mut end, memory) = connect(own, peer, HASTY)?;
     println!("waiting for the end of the peer");
     let failure = reads_until_failure(&mut end, memory)?;
-    if failure != Failure::Unreachable {
+    // The kernel that ends the peer may revoke its keys a moment before it destroys its queue pairs.
+    if !matches!(failure, Failure::Unreachable | Failure::RemoteAccess) {
         return Err(format!("the peer was killed, and READs fail with: {failure}").into());
     }
-    println!("the peer is unreachable");
+    println!("the peer has ended");
     Ok(())
 }
 
-fn connect(own: Ipv6Addr, peer: Ipv6Addr) -> Outcome<(End, RemotePlace)> {
+fn connect(
+    own: Ipv6Addr,
+    peer: Ipv6Addr,
+    acknowledged_within: Duration,
+) -> Outcome<(End, RemotePlace)> {
     let nowhere = RemotePlace { address: 0, key: 0 };
-    let mut end = End::new(own)?;
+    let mut end = End::new(own, acknowledged_within)?;
     let stream = TcpStream::connect_timeout(&SocketAddr::from((peer, TCP_PORT)), STEP)?;
     let memory = end.connect(&stream, nowhere)?;
     Ok((end, memory))
@@ -296,8 +317,10 @@ fn messages(end: &mut End) -> Outcome<()> {
             next = unsent.next();
         }
         let arrival = end.messages.wait(SPIN, Instant::now() + STEP)?;
-        let Some(Arrival::Message(message)) = arrival else {
-            return Err(format!("no echo after {arrived} messages").into());
+        let message = match arrival {
+            Some(Arrival::Message(message)) => message,
+            Some(Arrival::MaySend) => continue,
+            _ => return Err(format!("no echo after {arrived} messages").into()),
         };
         let length = lengths[arrived];
         if message.len() != length {
@@ -314,10 +337,101 @@ fn messages(end: &mut End) -> Outcome<()> {
     Ok(())
 }
 
+/// Why an end cannot give credits when it releases messages.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Hindrance {
+    /// All its requests are READs, and end later.
+    Reads,
+    /// The pool is empty.
+    NoBuffer,
+    /// It drops the messages.
+    Dropped,
+}
+
+/// The peer has used its credits and has more to send: it gets them without a message of this end.
+fn credits_that_were_held_up(
+    end: &mut End,
+    memory: RemotePlace,
+    hindrance: Hindrance,
+) -> Outcome<()> {
+    let deadline = Instant::now() + STEP;
+    let arrived = |arrival| match arrival {
+        Some(Arrival::Message(message)) => Ok(message),
+        other => Err(format!("{hindrance:?}: {other:?} instead of a message")),
+    };
+    let mut unsent = usize::from(RECEIVES);
+    let mut held = Vec::new();
+    let mut send = |end: &mut End| -> Outcome<()> {
+        while unsent > 0 && end.messages.send(b"held up")? == Sent::Posted {
+            unsent -= 1;
+        }
+        Ok(())
+    };
+    // One credit is for a message without contents, so the last echo must wait.
+    while held.len() + 1 < RECEIVES.into() {
+        send(end)?;
+        match end.messages.wait(SPIN, deadline)? {
+            Some(Arrival::MaySend) => {}
+            arrival => held.push(arrived(arrival)?),
+        }
+    }
+    send(end)?;
+    while end.messages.queue_pair().outstanding() > 0 && Instant::now() < deadline {
+        let early = end.messages.wait(SPIN, Instant::now() + Duration::from_millis(10))?;
+        if early.is_some() {
+            return Err(format!("{hindrance:?}: {early:?} without a credit").into());
+        }
+    }
+    let mut buffers = Vec::new();
+    match hindrance {
+        Hindrance::Reads => {
+            while end.messages.queue_pair().has_room() {
+                let read = Read { from: memory, into: 0, length: 64 };
+                end.messages.read(1, end.buffer()?, &[read]).map_err(|(error, _)| error)?;
+            }
+        }
+        Hindrance::NoBuffer => buffers.extend(std::iter::from_fn(|| end.pool.take())),
+        Hindrance::Dropped => drop(std::mem::take(&mut held)),
+    }
+    held.into_iter().try_for_each(|message| end.messages.release(message))?;
+    let message = loop {
+        match end.messages.wait(SPIN, deadline)? {
+            Some(Arrival::Read { token: 1, result }) => expect_pattern(&result?[..64], 0)?,
+            arrival => break arrived(arrival)?,
+        }
+    };
+    drop(buffers);
+    Ok(end.messages.release(message)?)
+}
+
+/// READs and messages without bytes are refused, and the queue pair goes on; so are buffers that no device takes.
+fn lengths(end: &mut End, memory: RemotePlace) -> Outcome<()> {
+    let read = |length| Read { from: memory, into: 0, length };
+    let refused = end.messages.read(2, end.buffer()?, &[read(64), read(0)]);
+    let sent = end.messages.send(&[]);
+    let buffer = end.buffer()?;
+    let posted = end.messages.queue_pair().send(2, buffer, 0);
+    let (refused, posted) = (refused.map_err(|it| it.0), posted.map_err(|it| it.0));
+    let (Err(PostError::NoBytes), Err(PostError::NoBytes), Err(PostError::NoBytes)) =
+        (&refused, &sent, &posted)
+    else {
+        return Err(format!("no bytes: {refused:?}, {sent:?}, {posted:?}").into());
+    };
+    let pool = BufferPool::new(&end.domain, 1, 1 << 31);
+    let Err(PoolError::TooLong { .. }) = pool else {
+        return Err(format!("a buffer of 2 GiB: {pool:?}").into());
+    };
+    let buffer = end.buffer()?;
+    let buffer = end.read(buffer, &[read(64)])??;
+    expect_pattern(&buffer[..64], 0)?;
+    println!("lengths are right");
+    Ok(())
+}
+
 /// A wrong key, an address outside of the region, and requests after that.
 fn refusals(own: Ipv6Addr, peer: Ipv6Addr) -> Outcome<()> {
     for what in ["key", "address"] {
-        let (mut end, memory) = connect(own, peer)?;
+        let (mut end, memory) = connect(own, peer, PATIENT)?;
         let wrong = match what {
             "key" => RemotePlace { key: memory.key ^ 0x100, ..memory },
             _ => memory.offset((READ_BYTES_MAX + 4096 - 32) as u64),
@@ -332,7 +446,7 @@ fn refusals(own: Ipv6Addr, peer: Ipv6Addr) -> Outcome<()> {
         }
         let buffer = end.buffer()?;
         let later = end.messages.read(8, buffer, &chain[..1]).map_err(|(error, _)| error);
-        let is_refused = matches!(later, Err(bluebridge_rdma::PostError::NotConnected));
+        let is_refused = matches!(later, Err(PostError::NotConnected));
         if !is_refused {
             return Err(format!("after a failure a READ was posted: {later:?}").into());
         }

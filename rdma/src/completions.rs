@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -31,6 +32,8 @@ pub(crate) struct Completions {
     batch: [sys::Completion; BATCH],
     taken: usize,
     passed_on: usize,
+    /// The number of the queue pair, for an event of the queue; `None` only in `drop`.
+    number: Option<Arc<AtomicU32>>,
     pub(crate) domain: Arc<Domain>,
 }
 
@@ -42,7 +45,8 @@ impl Completions {
         let channel =
             NonNull::new(channel).ok_or_else(|| VerbError::last("ibv_create_comp_channel"))?;
         let capacity = c_int::try_from(capacity).unwrap_or(c_int::MAX);
-        let user: *mut c_void = ptr::null_mut();
+        let number = Arc::new(AtomicU32::new(0));
+        let user: *mut c_void = Arc::as_ptr(&number).cast_mut().cast();
         // SAFETY: the device is open, and the channel is one of it, which stays until after the queue.
         let cq = unsafe { (library.create_cq)(context, capacity, user, channel.as_ptr(), 0) };
         let Some(cq) = NonNull::new(cq) else {
@@ -61,12 +65,32 @@ impl Completions {
             batch: [sys::Completion::default(); BATCH],
             taken: 0,
             passed_on: 0,
+            number: Some(number),
             domain: Arc::clone(domain),
         };
         // An event must be waited for with a deadline, which the library does not do.
         rustix::io::ioctl_fionbio(completions.fd(), true)
             .map_err(|error| VerbError { verb: "ioctl", source: error.into() })?;
         Ok(completions)
+    }
+
+    /// Tells which queue pair has lost its completions if the queue fails.
+    pub(crate) fn serve(&self, queue_pair: u32) {
+        if let Some(number) = &self.number {
+            number.store(queue_pair, Ordering::Relaxed);
+        }
+    }
+
+    /// The queue pair of a queue, by an event of the device.
+    ///
+    /// # Safety
+    /// The queue is one that [`Self::new`] made, and has not been destroyed.
+    pub(crate) unsafe fn queue_pair_of(cq: *mut sys::CompletionQueue) -> u32 {
+        // SAFETY: the queue exists, as the caller promises, and this field does not change.
+        let user = unsafe { (*cq).user };
+        // SAFETY: it is what the queue was made with, and stays until after the queue.
+        let number = unsafe { &*user.cast_const().cast::<AtomicU32>() };
+        number.load(Ordering::Relaxed)
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -143,6 +167,9 @@ impl Drop for Completions {
         if unsafe { (library.destroy_cq)(self.cq.as_ptr()) } == 0 {
             // SAFETY: the channel has no queue any more.
             unsafe { (library.destroy_comp_channel)(self.channel.as_ptr()) };
+        } else {
+            // The device may still report an event of it.
+            std::mem::forget(self.number.take());
         }
     }
 }

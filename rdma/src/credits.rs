@@ -38,10 +38,16 @@ impl Credits {
         Self { available: total, owed: 0, total }
     }
 
+    /// Whether a message may be sent.
+    #[must_use]
+    pub const fn allow_message(&self) -> bool {
+        self.available >= 2
+    }
+
     /// Takes what a message needs, and returns the credits that it must carry; `None` if it must wait for the peer.
     #[must_use]
     pub const fn begin_message(&mut self) -> Option<u16> {
-        if self.available < 2 { None } else { Some(self.carry()) }
+        if self.allow_message() { Some(self.carry()) } else { None }
     }
 
     /// The credits that a message without contents must carry, if it is time to send one: half of the peer's credits are
@@ -97,6 +103,8 @@ mod tests {
         arrived: [VecDeque<u16>; 2],
         /// Buffers that wait at each end.
         waiting: [u16; 2],
+        /// Whether an end has room for requests: READs have not taken all of it.
+        has_room: [bool; 2],
     }
 
     impl Pair {
@@ -106,6 +114,7 @@ mod tests {
                 ends: [Credits::new(total); 2],
                 arrived: Default::default(),
                 waiting: [waiting; 2],
+                has_room: [true; 2],
             }
         }
 
@@ -117,14 +126,27 @@ mod tests {
             true
         }
 
+        /// Sends credits alone if it is time, as an end does after each release and each request that ended.
+        fn update(&mut self, at: usize) {
+            if self.has_room[at] {
+                let update = self.ends[at].begin_update();
+                self.send(at, update);
+            }
+        }
+
+        /// The READs of an end end.
+        fn end_reads(&mut self, at: usize) {
+            self.has_room[at] = true;
+            self.update(at);
+        }
+
         /// Takes a message, posts its buffer again, and says so if it is time.
         fn take(&mut self, at: usize) -> bool {
             let Some(credits) = self.arrived[at].pop_front() else { return false };
             self.ends[at].received(credits).expect("no more than were used");
             self.waiting[at] += 1;
             self.ends[at].posted();
-            let update = self.ends[at].begin_update();
-            self.send(at, update);
+            self.update(at);
             true
         }
     }
@@ -139,17 +161,25 @@ mod tests {
     proptest! {
         #[test]
         fn a_message_always_finds_a_buffer_and_no_end_waits_for_ever(
-            total in 3_u16..9, steps in prop::collection::vec((0_usize..2, 0_u8..4), 0..400),
+            total in 3_u16..9, steps in prop::collection::vec((0_usize..2, 0_u8..8), 0..400),
         ) {
             let mut pair = Pair::new(total);
             for (end, step) in steps {
-                if step == 0 {
-                    pair.take(end);
-                } else {
-                    let message = pair.ends[end].begin_message();
-                    pair.send(end, message);
+                match step {
+                    0 | 1 => {
+                        pair.take(end);
+                    }
+                    2 => pair.has_room[end] = false,
+                    3 => pair.end_reads(end),
+                    _ if !pair.has_room[end] => {}
+                    _ => {
+                        let message = pair.ends[end].begin_message();
+                        pair.send(end, message);
+                    }
                 }
             }
+            pair.end_reads(0);
+            pair.end_reads(1);
             pair.take_all();
             // Both have taken everything: each can send again.
             for end in [0, 1] {
@@ -169,6 +199,21 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn an_end_whose_requests_are_all_reads_gives_its_credits_when_they_end() {
+        let mut pair = Pair::new(4);
+        pair.has_room[1] = false;
+        for _ in 0..3 {
+            let message = pair.ends[0].begin_message();
+            assert!(pair.send(0, message));
+        }
+        pair.take_all();
+        assert_eq!(pair.ends[0].begin_message(), None, "all are used");
+        pair.end_reads(1);
+        pair.take_all();
+        assert!(pair.ends[0].begin_message().is_some(), "{:?}", pair.ends);
     }
 
     #[test]

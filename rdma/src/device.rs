@@ -7,12 +7,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use crate::completions::Completions;
 use crate::error::{OpenError, VerbError};
 use crate::library::Library;
 use crate::sys::{self, event};
 
 /// A queue pair can name its own address only by a byte.
 const ADDRESSES_MAX: usize = 256;
+/// The most addresses of a port that are asked for, whatever the device says.
+const TABLE_MAX: usize = 1 << 16;
 
 /// The names of this machine's RDMA devices.
 ///
@@ -192,6 +195,12 @@ pub enum DeviceEvent {
 }
 
 impl Device {
+    /// A device of tests.
+    #[cfg(test)]
+    pub(crate) fn of(library: &'static Library, raw: NonNull<sys::Context>, name: String) -> Self {
+        Self(Arc::new(Context { library, raw, name }))
+    }
+
     /// Opens the device with this name.
     ///
     /// # Errors
@@ -217,21 +226,17 @@ impl Device {
         Ok(Self(Arc::new(context)))
     }
 
-    /// The first device that has this address, and the port that has it.
+    /// The first device that has this address, and the port that has it. A device that cannot be opened, or does not tell
+    /// its addresses, does not hide others.
     ///
     /// # Errors
-    /// If there is no library, no device, or none with this address.
+    /// If there is no library, no device, or none with this address; what was wrong with a device if that is the only one.
     pub fn with_address(address: Ipv6Addr) -> Result<(Self, Port), OpenError> {
-        let names = device_names()?;
-        for name in &names {
+        first_with(address, device_names()?, |name| {
             let device = Self::open(name)?;
-            match device.port_with(address) {
-                Ok(port) => return Ok((device, port)),
-                Err(OpenError::NoAddress { .. }) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Err(OpenError::NoAddress { device: names.join(", "), address })
+            let port = device.port_with(address)?;
+            Ok((device, port))
+        })
     }
 
     /// Its name, such as `rxe0`.
@@ -266,7 +271,11 @@ impl Device {
     /// # Errors
     /// If none has it, or the device does not answer.
     pub fn port_with(&self, address: Ipv6Addr) -> Result<Port, OpenError> {
-        let mut entries = [sys::GidEntry::default(); ADDRESSES_MAX];
+        let refused_table =
+            |error: &io::Error| refused(format!("read the addresses of {}", self.name()), error);
+        // The library takes no table that is shorter than the device's, although only the first ones are looked at.
+        let length = self.table_length().map_err(|error| refused_table(&error.source))?;
+        let mut entries = vec![sys::GidEntry::default(); length];
         // SAFETY: the device is open; so many entries of this size are writable.
         let count = unsafe {
             (self.0.library.query_gid_table)(
@@ -279,8 +288,7 @@ impl Device {
         };
         let Ok(count) = usize::try_from(count) else {
             let error = i32::try_from(count.unsigned_abs()).unwrap_or(libc::EIO);
-            let error = io::Error::from_raw_os_error(error);
-            return Err(refused(format!("read the addresses of {}", self.name()), &error));
+            return Err(refused_table(&io::Error::from_raw_os_error(error)));
         };
         let is_wanted = |entry: &&sys::GidEntry| {
             entry.kind == sys::GID_TYPE_ROCE_V2 && entry.gid == address.octets()
@@ -290,19 +298,35 @@ impl Device {
             Some((u8::try_from(entry.port).ok()?, u8::try_from(entry.index).ok()?))
         });
         let Some((number, index)) = place else {
-            return Err(OpenError::NoAddress { device: self.name().to_owned(), address });
+            let device = self.name().to_owned();
+            return Err(OpenError::NoAddress { device, address, skipped: Vec::new() });
         };
         self.port(number, address, index).map_err(|error| {
             refused(format!("read port {number} of {}", self.name()), &error.source)
         })
     }
 
-    fn port(&self, number: u8, address: Ipv6Addr, address_index: u8) -> Result<Port, VerbError> {
+    /// The room of the tables of addresses of all ports.
+    fn table_length(&self) -> Result<usize, VerbError> {
+        let mut length = ADDRESSES_MAX;
+        for number in 1..=self.limits()?.ports {
+            let of_port = self.port_attributes(number)?.gid_table_length;
+            length += usize::try_from(of_port).unwrap_or(0).min(TABLE_MAX);
+        }
+        Ok(length)
+    }
+
+    fn port_attributes(&self, number: u8) -> Result<sys::PortAttributes, VerbError> {
         let mut found = sys::PortAttributes::default();
         // SAFETY: the device is open, and `found` is writable.
         let code =
             unsafe { (self.0.library.query_port)(self.0.raw.as_ptr(), number, &raw mut found) };
         VerbError::check("ibv_query_port", code)?;
+        Ok(found)
+    }
+
+    fn port(&self, number: u8, address: Ipv6Addr, address_index: u8) -> Result<Port, VerbError> {
+        let found = self.port_attributes(number)?;
         let mtu = PathMtu::ALL.into_iter().find(|mtu| *mtu as u32 == found.mtu);
         Ok(Port {
             number,
@@ -342,6 +366,14 @@ impl Device {
             unsafe { (*queue_pair).number }
         };
         let known = match event.kind {
+            event::CQ_ERR => {
+                // SAFETY: events of this kind are of a completion queue, to which the library has written a pointer.
+                let queue = unsafe { event.element.completion_queue };
+                // SAFETY: only this crate makes queues of the device, and one is not destroyed before its events are
+                // acknowledged, which is done below.
+                let number = unsafe { Completions::queue_pair_of(queue) };
+                DeviceEvent::QueuePairFailed { number }
+            }
             event::DEVICE_FATAL => DeviceEvent::DeviceFailed,
             event::GID_CHANGE => DeviceEvent::AddressesChanged { port: port() },
             event::PORT_ACTIVE => DeviceEvent::PortUp { port: port() },
@@ -354,6 +386,29 @@ impl Device {
         // SAFETY: the event is the one that the library returned, and is acknowledged once.
         unsafe { (library.ack_async_event)(&raw mut event) };
         Ok(Some(known))
+    }
+}
+
+/// What `look` finds first.
+fn first_with<T>(
+    address: Ipv6Addr,
+    names: Vec<String>,
+    look: impl Fn(&str) -> Result<T, OpenError>,
+) -> Result<T, OpenError> {
+    let (mut without, mut skipped) = (Vec::new(), Vec::new());
+    for name in names {
+        match look(&name) {
+            Ok(found) => return Ok(found),
+            Err(OpenError::NoAddress { .. }) => without.push(name),
+            Err(error) => skipped.push(error),
+        }
+    }
+    match skipped.pop() {
+        Some(only) if without.is_empty() && skipped.is_empty() => Err(only),
+        last => {
+            skipped.extend(last);
+            Err(OpenError::NoAddress { device: without.join(", "), address, skipped })
+        }
     }
 }
 
@@ -384,6 +439,7 @@ impl Drop for Context {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::simulated::{self, Handle};
 
     #[test]
     fn a_machine_without_rdma_says_what_is_missing() {
@@ -395,6 +451,62 @@ mod tests {
         assert!(has_help.iter().any(|help| error.contains(help)), "{error}");
         let names = device_names().map_err(|error| error.to_string());
         assert!(names.is_ok() == error.contains("there are: "), "{names:?}, {error}");
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_used_hides_no_other_one_and_is_named() {
+        let address = Ipv6Addr::LOCALHOST;
+        let look = |name: &str| match name {
+            "good" => Ok(7),
+            "without" => {
+                Err(OpenError::NoAddress { device: name.to_owned(), address, skipped: Vec::new() })
+            }
+            _ => Err(refused(format!("open {name}"), &io::ErrorKind::PermissionDenied.into())),
+        };
+        let first = |names: &[&str]| {
+            let names = names.iter().map(|name| (*name).to_owned()).collect();
+            first_with(address, names, look).map_err(|error| error.to_string())
+        };
+        assert_eq!(first(&["broken", "without", "good"]), Ok(7));
+        let error = first(&["broken"]).expect_err("none");
+        assert!(
+            error.contains("cannot open broken") && error.contains("/dev/infiniband"),
+            "{error}"
+        );
+        let error = first(&["broken", "without", "other"]).expect_err("none");
+        for part in ["device without has no", "cannot open broken", "cannot open other"] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        let error = first(&["broken", "other"]).expect_err("none");
+        assert!(error.contains("open broken") && error.contains("open other"), "{error}");
+    }
+
+    #[test]
+    fn a_device_has_any_number_of_addresses_of_which_the_first_256_can_be_used() {
+        let (handle, device) = Handle::new();
+        let address = |at: u16| Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, at);
+        for count in [0, 1, 256, 257, 1024] {
+            handle.state().addresses = (0..count).map(|at| address(at).octets()).collect();
+            for at in [0, 255, 256, 1023, 1024] {
+                let found = device.port_with(address(at)).map(|port| port.address_index.into());
+                match found {
+                    Ok(index) => assert_eq!((index, at < count.min(256)), (at, true)),
+                    Err(OpenError::NoAddress { .. }) => assert!(at >= count.min(256), "{at}"),
+                    Err(error) => panic!("{at} of {count}: {error}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_completion_queue_that_failed_is_reported_as_the_end_of_its_queue_pair() {
+        let (handle, device) = Handle::new();
+        let (queue_pair, _) = Handle::queue_pair(&device);
+        assert_eq!(device.next_event().expect("looked"), None);
+        handle.fail_queue();
+        let event = device.next_event().expect("looked");
+        assert_eq!(event, Some(DeviceEvent::QueuePairFailed { number: queue_pair.number() }));
+        assert_eq!(queue_pair.number(), simulated::NUMBER);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::Ipv6Addr;
+use std::time::Duration;
 
 /// RDMA cannot be used on this machine, or not with this device.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -52,13 +53,16 @@ pub enum OpenError {
     /// The device has no such address.
     #[error(
         "RDMA device {device} has no RoCE version 2 address {address}; \
-         only addresses of its own network interface are (`ip -6 addr`), and the first 256 of them"
+         only addresses of its own network interface are (`ip -6 addr`), and the first 256 of them{}",
+        skipped.iter().map(|error| format!("; not looked at: {error}")).collect::<String>()
     )]
     NoAddress {
-        /// The device.
+        /// The device, or those that were looked at.
         device: String,
         /// The address.
         address: Ipv6Addr,
+        /// Why other devices could not be looked at.
+        skipped: Vec<Self>,
     },
 }
 
@@ -90,6 +94,33 @@ impl VerbError {
     }
 }
 
+/// A pool of buffers could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PoolError {
+    /// The buffers are too long for a request: the caller is at fault.
+    #[error(
+        "a buffer of {bytes} bytes is too long for a request: make them at most {most} bytes long"
+    )]
+    TooLong {
+        /// What was asked for.
+        bytes: usize,
+        /// The most.
+        most: usize,
+    },
+    /// All buffers together are longer than the memory of any machine.
+    #[error("{count} buffers of {bytes} bytes are too many: ask for fewer")]
+    TooMany {
+        /// How many were asked for.
+        count: u32,
+        /// The length of each.
+        bytes: usize,
+    },
+    /// The system or the device refused.
+    #[error(transparent)]
+    Verb(#[from] VerbError),
+}
+
 /// A queue pair could not be made or connected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -97,6 +128,14 @@ pub enum ConnectError {
     /// It has failed or was connected before: make another.
     #[error("the queue pair was already connected: make another")]
     AlreadyConnected,
+    /// The system did not answer in time, such as while it looked for the way to the peer: make another queue pair.
+    #[error(
+        "the system did not connect the queue pair within {waited:?}: make another, and check the way to the peer"
+    )]
+    Deadline {
+        /// The time that it had.
+        waited: Duration,
+    },
     /// The device has less than was asked for.
     #[error("the device allows {most} {what}, and {wanted} were asked for: ask for fewer")]
     TooMany {
@@ -128,6 +167,9 @@ pub enum PostError {
         /// How many it has.
         count: usize,
     },
+    /// A READ or a message of no bytes: the caller is at fault. Some devices take the length 0 for 2 GiB.
+    #[error("a READ or a message has at least one byte")]
+    NoBytes,
     /// The queue pair is not connected, or has failed: make another.
     #[error("the queue pair is not connected, or has failed: make another")]
     NotConnected,
@@ -156,6 +198,9 @@ pub enum Failure {
     /// The message is longer than the buffer that was posted for it: the peer is at fault.
     #[error("the message is longer than the buffer that was posted for it")]
     Length,
+    /// The device took only a part of the chain, such as for lack of room: its bytes may be there or not.
+    #[error("the device took only a part of the chain")]
+    PartlyPosted,
     /// The peer's device refused the access: a wrong or revoked key, an address outside of the region, or a right that
     /// the region does not give.
     #[error("the peer's device refused the access: wrong or revoked key, or outside of the region")]

@@ -9,8 +9,8 @@
 //! for RoCE version 2) and the manual pages of the verbs promise.
 //!
 //! * `device`: devices, ports and their addresses, events; `memory`: domains, regions, pools of buffers.
-//! * `queue_pair`: requests and their ends; `completions`: the device's queue of these, and waiting for it; `slots`: who
-//!   has which buffer meanwhile.
+//! * `queue_pair`: requests and their ends, and how it is connected; `completions`: the device's queue of these, and
+//!   waiting for it; `slots`: who has which buffer meanwhile.
 //! * `messages`: messages over a queue pair; `credits`: when one may be sent.
 //! * `library`: the functions of libibverbs; `sys`: its structures; `error`: how all of it fails.
 //!
@@ -23,9 +23,15 @@
 //!   with the queue pair until that is destroyed, because other requests of its chain may still be executed.
 //! * Each object keeps what it was made of: a queue pair its pool and its completion queue, these their domain, and that
 //!   its device. They are destroyed in this order.
-//! * What the device refuses to destroy keeps its memory until the process ends.
+//! * What the device refuses to destroy, or the system still connects, keeps its memory until the process ends.
 //!
 //! Memory of another owner is registered by an unsafe function, [`MemoryRegion::register`], and only for READs of peers.
+
+#[cfg(not(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64")))]
+compile_error!(
+    "bluebridge-rdma declares the structures of libibverbs as they are on 64-bit Linux with glibc: build it for such a \
+     target, or leave it out"
+);
 
 mod completions;
 mod credits;
@@ -35,13 +41,17 @@ mod library;
 mod memory;
 mod messages;
 mod queue_pair;
+#[cfg(test)]
+mod simulated;
 mod slots;
 mod sys;
 
 pub use credits::{Credits, TooManyCredits};
 pub use device::{Device, DeviceEvent, Limits, PathMtu, Port, device_names};
-pub use error::{ConnectError, Failure, OpenError, PostError, VerbError};
-pub use memory::{Access, Buffer, BufferPool, MemoryRegion, ProtectionDomain, RemotePlace};
+pub use error::{ConnectError, Failure, OpenError, PoolError, PostError, VerbError};
+pub use memory::{
+    Access, BUFFER_BYTES_MAX, Buffer, BufferPool, MemoryRegion, ProtectionDomain, RemotePlace,
+};
 pub use messages::{Arrival, Message, MessageError, Messages, Sent};
 pub use queue_pair::{
     CHAIN_MAX, Completed, Done, QueuePair, QueuePairAddress, QueuePairOptions, Read, Work,

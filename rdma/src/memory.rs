@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::device::{Context, Device};
-use crate::error::VerbError;
+use crate::error::{PoolError, VerbError};
 use crate::sys;
 
 /// A protection domain: a queue pair can use the regions of its own domain only, and so can its peer.
@@ -216,20 +216,28 @@ impl Drop for Mapping {
     }
 }
 
+/// The longest buffer: some devices count a length in 31 bits.
+pub const BUFFER_BYTES_MAX: usize = (1 << 31) - 64;
+
+/// The bytes of each buffer and of all.
+fn pool_bytes(count: u32, bytes: usize) -> Result<(usize, usize), PoolError> {
+    if bytes > BUFFER_BYTES_MAX {
+        return Err(PoolError::TooLong { bytes, most: BUFFER_BYTES_MAX });
+    }
+    let buffer_bytes = bytes.max(1).next_multiple_of(64);
+    let all = usize::try_from(count.max(1)).ok().and_then(|count| count.checked_mul(buffer_bytes));
+    let all = all.filter(|all| isize::try_from(*all).is_ok());
+    Ok((buffer_bytes, all.ok_or(PoolError::TooMany { count, bytes })?))
+}
+
 impl BufferPool {
     /// A pool of `count` buffers of `bytes` each, rounded up to whole cache lines.
     ///
     /// # Errors
-    /// If the system refuses so much memory, or to lock it (`ulimit -l`).
-    pub fn new(domain: &ProtectionDomain, count: u32, bytes: usize) -> Result<Self, VerbError> {
-        let too_much =
-            || VerbError { verb: "mmap", source: std::io::ErrorKind::OutOfMemory.into() };
-        // A piece of a request has a length of 32 bits.
-        let buffer_bytes = bytes.max(1).checked_next_multiple_of(64).ok_or_else(too_much)?;
-        u32::try_from(buffer_bytes).map_err(|_| too_much())?;
-        let all =
-            usize::try_from(count.max(1)).ok().and_then(|count| count.checked_mul(buffer_bytes));
-        let memory = Arc::new(Mapping::new(all.ok_or_else(too_much)?)?);
+    /// If a buffer has more than [`BUFFER_BYTES_MAX`], or the system refuses so much memory, or to lock it (`ulimit -l`).
+    pub fn new(domain: &ProtectionDomain, count: u32, bytes: usize) -> Result<Self, PoolError> {
+        let (buffer_bytes, all) = pool_bytes(count, bytes)?;
+        let memory = Arc::new(Mapping::new(all)?);
         let slice = NonNull::slice_from_raw_parts(memory.start, memory.bytes);
         let owner: Arc<dyn Any + Send + Sync> = memory.clone();
         // SAFETY: the mapping stays until its last clone is dropped. A byte of it is read and written only through a
@@ -322,5 +330,21 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         // There is room for all: nothing is allocated.
         self.pool.free.lock().unwrap_or_else(PoisonError::into_inner).push(self.index);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_too_long_from_2_gib_on() {
+        for bytes in [(1 << 31) - 63, (1 << 31) - 1, 1 << 31, 1 << 32, usize::MAX] {
+            let refused = pool_bytes(1, bytes);
+            assert!(matches!(refused, Err(PoolError::TooLong { .. })), "{bytes}: {refused:?}");
+        }
+        assert_eq!(pool_bytes(2, BUFFER_BYTES_MAX).ok(), Some(((1 << 31) - 64, (1 << 32) - 128)));
+        assert_eq!(pool_bytes(0, 0).ok(), Some((64, 64)));
+        assert_eq!(pool_bytes(3, 65).ok(), Some((128, 384)));
     }
 }

@@ -1,17 +1,19 @@
 //! Queue pairs of the reliable connected service: chains of READs, messages, and their completions.
 
+mod connect;
+
 use std::ffi::c_int;
 use std::io;
 use std::net::Ipv6Addr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 
 use crate::completions::Completions;
-use crate::device::{PathMtu, Port};
+use crate::device::Port;
 use crate::error::{ConnectError, Failure, PostError, VerbError};
 use crate::library::Library;
 use crate::memory::{Buffer, BufferPool, Pool, ProtectionDomain, RemotePlace};
@@ -27,13 +29,8 @@ const RECEIVE: u64 = 1 << 63;
 /// Numbers of packets and of queue pairs have 24 bits.
 const NUMBER_MASK: u32 = (1 << 24) - 1;
 
-/// How long a sender waits that found no buffer at its peer: 10 ms, by its code in the specification.
-const NOT_READY_TIMER: u8 = 20;
-/// How often it does. Senders with credits never do; 7 would mean for ever.
-const NOT_READY_RETRIES: u8 = 6;
 /// The most repetitions of a packet. The specification allows 7, but Linux's rxe (6.1 and 6.12) repeats for ever then.
 const RETRIES_MAX: u8 = 6;
-const HOP_LIMIT: u8 = 64;
 
 /// What a queue pair is made for.
 #[derive(Clone, Debug)]
@@ -148,6 +145,8 @@ pub struct QueuePair {
     first_packet: u32,
     post_send: PostSend,
     post_receive: PostReceive,
+    /// After the deadline of `connect`: a thread that may still use the queue pair.
+    connecting: Option<connect::Connecting>,
     /// `None` only in `drop`.
     raw: Option<NonNull<sys::QueuePair>>,
     completions: Completions,
@@ -225,11 +224,13 @@ impl QueuePair {
             first_packet: u32::from_ne_bytes(random) & NUMBER_MASK,
             post_send: post_send.unwrap_or(no_post_send),
             post_receive: post_receive.unwrap_or(no_post_receive),
+            connecting: None,
             raw: Some(raw),
             completions,
             pool: Arc::clone(&pool.0),
             options,
         };
+        queue_pair.completions.serve(queue_pair.number());
         queue_pair.initialize()?;
         Ok(queue_pair)
     }
@@ -248,88 +249,6 @@ impl QueuePair {
         self.raw.map_or(0, |raw| unsafe { (*raw.as_ptr()).number })
     }
 
-    /// Connects it with its peer's, with the smaller of both ports' path MTU. Messages may arrive from now on, so buffers
-    /// for them should have been posted before.
-    ///
-    /// # Errors
-    /// If the device refuses: the peer's address has no route, or a number is none.
-    pub fn connect(&mut self, peer: QueuePairAddress, mtu: PathMtu) -> Result<(), ConnectError> {
-        if self.state != State::New {
-            return Err(ConnectError::AlreadyConnected);
-        }
-        let mut change = sys::QueuePairAttributes {
-            state: state::READY_TO_RECEIVE,
-            path_mtu: mtu as u32,
-            peer: peer.number & NUMBER_MASK,
-            receive_psn: peer.first_packet & NUMBER_MASK,
-            reads_in: self.options.reads_in,
-            not_ready_timer: NOT_READY_TIMER,
-            address: sys::AddressVector {
-                route: sys::GlobalRoute {
-                    destination: peer.address.octets(),
-                    source_index: self.port.address_index,
-                    hop_limit: HOP_LIMIT,
-                    ..Default::default()
-                },
-                is_global: 1,
-                port: self.port.number,
-                ..Default::default()
-            },
-            ..Default::default()
-        };
-        let mask = attribute::STATE
-            | attribute::AV
-            | attribute::PATH_MTU
-            | attribute::DEST_QPN
-            | attribute::RQ_PSN
-            | attribute::MAX_DEST_RD_ATOMIC
-            | attribute::MIN_RNR_TIMER;
-        self.modify(&mut change, mask)?;
-        let mut change = sys::QueuePairAttributes {
-            state: state::READY_TO_SEND,
-            send_psn: self.first_packet,
-            timeout: timeout_code(self.options.acknowledged_within),
-            retries: self.options.retries,
-            not_ready_retries: NOT_READY_RETRIES,
-            reads_out: self.options.reads_out,
-            ..Default::default()
-        };
-        let mask = attribute::STATE
-            | attribute::SQ_PSN
-            | attribute::TIMEOUT
-            | attribute::RETRY_CNT
-            | attribute::RNR_RETRY
-            | attribute::MAX_QP_RD_ATOMIC;
-        self.modify(&mut change, mask)?;
-        self.state = State::Connected;
-        Ok(())
-    }
-
-    /// Lets it receive requests to receive.
-    fn initialize(&mut self) -> Result<(), ConnectError> {
-        let access = if self.options.reads_in == 0 { 0 } else { sys::ACCESS_REMOTE_READ };
-        let mut change = sys::QueuePairAttributes {
-            state: state::INIT,
-            port: self.port.number,
-            access: access.unsigned_abs(),
-            ..Default::default()
-        };
-        let mask =
-            attribute::STATE | attribute::PKEY_INDEX | attribute::PORT | attribute::ACCESS_FLAGS;
-        Ok(self.modify(&mut change, mask)?)
-    }
-
-    fn modify(
-        &mut self,
-        change: &mut sys::QueuePairAttributes,
-        mask: c_int,
-    ) -> Result<(), VerbError> {
-        let raw = self.raw.map_or(ptr::null_mut(), NonNull::as_ptr);
-        // SAFETY: the queue pair exists until `drop`, and the change has all that the mask names.
-        let code = unsafe { (self.library().modify_qp)(raw, change, mask) };
-        VerbError::check("ibv_modify_qp", code)
-    }
-
     fn library(&self) -> &'static Library {
         self.completions.domain.context.library
     }
@@ -338,7 +257,8 @@ impl QueuePair {
     ///
     /// # Errors
     /// With the buffer if nothing was posted. If the device refused a later READ of the chain it has the earlier ones: the
-    /// chain counts as posted and fails, and so does the queue pair.
+    /// chain counts as posted and fails ([`Failure::PartlyPosted`]) after all earlier ones have ended, and the queue pair
+    /// has failed.
     pub fn read(
         &mut self,
         token: u64,
@@ -350,6 +270,9 @@ impl QueuePair {
         }
         let mut pieces = ArrayVec::<_, CHAIN_MAX>::new();
         for read in reads {
+            if read.length == 0 {
+                return Err((PostError::NoBytes, buffer));
+            }
             let Some(piece) = buffer.piece(read.into, read.length) else {
                 return Err((outside(&buffer, read.into, read.length), buffer));
             };
@@ -374,6 +297,9 @@ impl QueuePair {
         buffer: Buffer,
         length: usize,
     ) -> Result<(), (PostError, Buffer)> {
+        if length == 0 {
+            return Err((PostError::NoBytes, buffer));
+        }
         let Some(piece) = buffer.piece(0, length) else {
             return Err((outside(&buffer, 0, length), buffer));
         };
@@ -414,12 +340,14 @@ impl QueuePair {
         let result = VerbError::check("ibv_post_send", code);
         match result {
             Err(error) if refused == first => Err((error.into(), buffer)),
-            result => {
+            Ok(()) => {
                 self.sends.begin(token, work, buffer);
-                if result.is_err() {
-                    // The last request, which would have reported the success, is not there.
-                    self.fail();
-                }
+                Ok(())
+            }
+            Err(_) => {
+                // The last request, which would have reported the success, is not there.
+                self.sends.begin_cut(token, work, buffer);
+                self.fail();
                 Ok(())
             }
         }
@@ -479,10 +407,8 @@ impl QueuePair {
 
     /// Marks it as failed, and makes the device end what is outstanding.
     fn fail(&mut self) {
-        /// `IBV_QPS_ERR`
-        const ERROR: u32 = 6;
         self.state = State::Failed;
-        let mut change = sys::QueuePairAttributes { state: ERROR, ..Default::default() };
+        let mut change = sys::QueuePairAttributes { state: state::ERROR, ..Default::default() };
         // If the device does not do even that, the caller's deadline ends the wait.
         let _ = self.modify(&mut change, attribute::STATE);
     }
@@ -497,7 +423,8 @@ impl QueuePair {
                 return Ok(Some(completed));
             }
         }
-        Ok(None)
+        let cut = self.sends.end_cut();
+        Ok(cut.map(|(token, work)| Completed { token, work, result: Err(Failure::PartlyPosted) }))
     }
 
     fn completed(&mut self, completion: &sys::Completion) -> Option<Completed> {
@@ -511,6 +438,8 @@ impl QueuePair {
             return Some(Completed { token, work, result: Ok(Done { buffer, received }) });
         };
         let (token, work) = slots.fail(index)?;
+        let is_cut = slots.is_cut(index) && failure == Failure::Flushed;
+        let failure = if is_cut { Failure::PartlyPosted } else { failure };
         self.state = State::Failed;
         Some(Completed { token, work, result: Err(failure) })
     }
@@ -580,9 +509,15 @@ impl AsFd for QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         let Some(raw) = self.raw.take() else { return };
-        // SAFETY: the queue pair exists, and this is the only place that destroys it.
-        if unsafe { (self.library().destroy_qp)(raw.as_ptr()) } != 0 {
-            // The device may still write to the buffers: they must stay as they are until the process ends.
+        let is_used = self
+            .connecting
+            .take()
+            .is_some_and(|answered| matches!(answered.try_recv(), Err(mpsc::TryRecvError::Empty)));
+        // SAFETY: the queue pair exists, no thread uses it, and this is the only place that destroys it.
+        if is_used || unsafe { (self.library().destroy_qp)(raw.as_ptr()) } != 0 {
+            // The device may still write to the buffers: they must stay as they are until the process ends, and the
+            // device must stay open for the thread.
+            std::mem::forget(Arc::clone(&self.completions.domain));
             std::mem::forget(Arc::clone(&self.pool));
             std::mem::forget(std::mem::replace(&mut self.sends, Slots::new(0)));
             std::mem::forget(std::mem::replace(&mut self.receives, Slots::new(0)));
@@ -626,29 +561,11 @@ fn failure(completion: &sys::Completion) -> Option<Failure> {
     })
 }
 
-/// The code of a time in the specification: 4.096 us times two to the power of the code, 0 being for ever.
-fn timeout_code(time: Duration) -> u8 {
-    let is_enough = |code: &u8| Duration::from_nanos(4096 << *code) >= time;
-    (1..31).find(is_enough).unwrap_or(31)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_are_rounded_up_and_never_for_ever() {
-        for (time, code) in [
-            (Duration::ZERO, 1),
-            (Duration::from_nanos(8192), 1),
-            (Duration::from_nanos(8193), 2),
-            (Duration::from_millis(60), 14),
-            (Duration::from_millis(68), 15),
-            (Duration::MAX, 31),
-        ] {
-            assert_eq!(timeout_code(time), code, "{time:?}");
-        }
-    }
+    use crate::PathMtu;
+    use crate::simulated::{Handle, PEER, soon};
 
     #[test]
     fn every_status_but_success_is_a_failure() {
@@ -656,5 +573,71 @@ mod tests {
             let completion = sys::Completion { status, ..Default::default() };
             assert_eq!(failure(&completion).is_none(), status == 0, "{status}");
         }
+    }
+
+    fn connected(device: &crate::Device) -> (QueuePair, BufferPool) {
+        let (mut queue_pair, pool) = Handle::queue_pair(device);
+        queue_pair.connect(PEER, PathMtu::Bytes1024, soon()).expect("connected");
+        (queue_pair, pool)
+    }
+
+    fn read(length: usize) -> Read {
+        Read { from: RemotePlace { address: 0, key: 0 }, into: 0, length }
+    }
+
+    /// The tokens and failures of all that ends.
+    fn ends(queue_pair: &mut QueuePair) -> Vec<(u64, Option<Failure>)> {
+        let next = || queue_pair.next_completed().expect("looked");
+        std::iter::from_fn(next).map(|it| (it.token, it.result.err())).collect()
+    }
+
+    #[test]
+    fn a_chain_of_which_the_device_takes_a_part_is_reported_as_failed() {
+        for executes in [true, false] {
+            let (handle, device) = Handle::new();
+            let (mut queue_pair, pool) = connected(&device);
+            let free = pool.free();
+            let mut post = |token, chain: &[Read]| {
+                let posted = queue_pair.read(token, pool.take().expect("one"), chain);
+                posted.map_err(|(error, _)| error)
+            };
+            handle.state().executes = executes;
+            post(1, &[read(8)]).expect("posted");
+            // Two of three.
+            handle.state().takes = 2;
+            post(2, &[read(8); 3]).expect("counts as posted");
+            assert!(matches!(post(3, &[read(8)]), Err(PostError::NotConnected)));
+            let first = if executes { None } else { Some(Failure::Flushed) };
+            let expected = vec![(1, first), (2, Some(Failure::PartlyPosted))];
+            let next = queue_pair.wait_completed(Duration::ZERO, soon()).expect("waited");
+            let next = next.map(|it| (it.token, it.result.err()));
+            let all: Vec<_> = next.into_iter().chain(ends(&mut queue_pair)).collect();
+            assert_eq!(all, expected, "executes: {executes}");
+            assert_eq!((queue_pair.outstanding(), ends(&mut queue_pair)), (0, Vec::new()));
+            drop(queue_pair);
+            assert_eq!((pool.free(), handle.destroyed()), (free, 1));
+        }
+    }
+
+    #[test]
+    fn a_chain_of_which_the_device_takes_nothing_comes_back() {
+        let (handle, device) = Handle::new();
+        let (mut queue_pair, pool) = connected(&device);
+        handle.state().takes = 0;
+        let refused = queue_pair.read(1, pool.take().expect("one"), &[read(8); 3]);
+        assert!(matches!(refused, Err((PostError::Verb(_), _))), "{refused:?}");
+        assert!(queue_pair.is_connected());
+        assert_eq!(ends(&mut queue_pair), []);
+    }
+
+    #[test]
+    fn requests_without_bytes_are_refused() {
+        let (_handle, device) = Handle::new();
+        let (mut queue_pair, pool) = connected(&device);
+        let refused = queue_pair.read(1, pool.take().expect("one"), &[read(8), read(0)]);
+        assert!(matches!(refused, Err((PostError::NoBytes, _))), "{refused:?}");
+        let refused = queue_pair.send(1, pool.take().expect("one"), 0);
+        assert!(matches!(refused, Err((PostError::NoBytes, _))), "{refused:?}");
+        assert_eq!(ends(&mut queue_pair), []);
     }
 }

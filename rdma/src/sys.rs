@@ -62,6 +62,8 @@ pub(crate) struct Operations {
 #[repr(C)]
 pub(crate) struct CompletionQueue {
     pub context: *mut Context,
+    pub channel: *mut CompletionChannel,
+    pub user: *mut c_void,
 }
 
 /// The beginning of `struct ibv_comp_channel`.
@@ -165,6 +167,7 @@ pub(crate) const PORT_ACTIVE: c_uint = 4;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) union EventElement {
+    pub completion_queue: *mut CompletionQueue,
     pub queue_pair: *mut QueuePair,
     pub port: c_int,
 }
@@ -179,6 +182,7 @@ pub(crate) struct AsyncEvent {
 pub(crate) mod event {
     use std::ffi::c_uint;
 
+    pub(crate) const CQ_ERR: c_uint = 0;
     pub(crate) const QP_FATAL: c_uint = 1;
     pub(crate) const QP_REQ_ERR: c_uint = 2;
     pub(crate) const QP_ACCESS_ERR: c_uint = 3;
@@ -331,6 +335,7 @@ pub(crate) mod state {
     pub(crate) const INIT: c_uint = 1;
     pub(crate) const READY_TO_RECEIVE: c_uint = 2;
     pub(crate) const READY_TO_SEND: c_uint = 3;
+    pub(crate) const ERROR: c_uint = 6;
 }
 
 /// `struct ibv_sge`.
@@ -387,7 +392,6 @@ pub(crate) struct ReceiveRequest {
 }
 
 // What clang says of the header of rdma-core 55.
-#[cfg(target_pointer_width = "64")]
 const _: () = {
     assert!(offset_of!(Context, operations) == 8);
     assert!(size_of::<Operations>() == 256);
@@ -397,6 +401,7 @@ const _: () = {
     assert!(offset_of!(Operations, post_recv) == 208);
     assert!(offset_of!(Context, async_fd) == 268);
     assert!(offset_of!(Context, completion_vectors) == 272);
+    assert!(offset_of!(CompletionQueue, user) == 16);
     assert!(offset_of!(CompletionChannel, fd) == 8);
     assert!(offset_of!(QueuePair, number) == 52);
     assert!(size_of::<MemoryRegion>() == 48);

@@ -10,6 +10,7 @@ use bluebridge_wire::{NodeId, Space};
 use ipnet::Ipv6Net;
 use serde::Serialize;
 
+pub use super::rule::{ARRIVAL_PRIORITY, ARRIVAL_TABLE};
 use super::{Netlink, NetworkError, sysctl};
 
 /// The fabric's prefix: every pointer of every space.
@@ -21,12 +22,6 @@ pub const GATEWAY: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
 /// The gateway's Ethernet address; the switch accepts frames for it.
 pub const GATEWAY_MAC: MacAddr = MacAddr([0x02, 0xbb, 0x00, 0x00, 0x00, 0x01]);
-
-/// The routing table that delivers arriving fabric traffic locally.
-pub const ARRIVAL_TABLE: u32 = 187;
-
-/// The priority of the rule: after `local` (0), before `main` (32766).
-pub const ARRIVAL_PRIORITY: u32 = 1870;
 
 /// Limit of socket buffers without privileges, for a full window of 32 KiB trains.
 pub const SOCKET_BUFFER_BYTES: u32 = 16 << 20;
@@ -215,9 +210,7 @@ impl HostFabric {
         let mut missing = Vec::new();
         for part in HostPart::ALL {
             let there = match part {
-                HostPart::ArrivalRule => {
-                    netlink.arrival_interfaces(ARRIVAL_TABLE)?.contains(&self.interface)
-                }
+                HostPart::ArrivalRule => netlink.arrival_interfaces()?.contains(&self.interface),
                 HostPart::LocalRoute => netlink.has_local_route(FABRIC, ARRIVAL_TABLE)?,
                 HostPart::Neighbour => self.neighbour(netlink)? == Some(self.gateway_mac),
                 HostPart::RdmaGuard => {
@@ -290,14 +283,12 @@ impl HostFabric {
     fn make(&self, netlink: &Netlink, part: HostPart) -> Result<(), NetworkError> {
         let interface = self.interface.as_str();
         match part {
-            HostPart::ArrivalRule => netlink
-                .add_arrival_rule(interface, FABRIC, ARRIVAL_TABLE, ARRIVAL_PRIORITY)
-                .map(drop),
+            HostPart::ArrivalRule => netlink.add_arrival_rule(interface).map(drop),
             HostPart::LocalRoute => netlink.add_local_route(FABRIC, ARRIVAL_TABLE),
             HostPart::Neighbour => {
                 netlink.add_permanent_neighbour(interface, GATEWAY, self.gateway_mac)
             }
-            HostPart::RdmaGuard => netlink.add_rdma_guard(interface, FABRIC, ARRIVAL_TABLE),
+            HostPart::RdmaGuard => netlink.add_rdma_guard(interface),
             HostPart::Route => netlink.add_gateway_route(FABRIC, GATEWAY, interface),
         }
     }
@@ -306,9 +297,7 @@ impl HostFabric {
     fn remove(&self, netlink: &Netlink, part: HostPart) -> Result<bool, NetworkError> {
         let interface = self.interface.as_str();
         match part {
-            HostPart::ArrivalRule => {
-                netlink.delete_arrival_rules(interface, ARRIVAL_TABLE).map(|count| count > 0)
-            }
+            HostPart::ArrivalRule => netlink.delete_arrival_rule(interface),
             HostPart::LocalRoute => netlink.delete_local_route(FABRIC, ARRIVAL_TABLE),
             HostPart::Neighbour => netlink.delete_neighbour(interface, GATEWAY),
             HostPart::RdmaGuard => netlink.delete_rdma_guard(interface),
@@ -325,7 +314,7 @@ impl HostFabric {
             was_up |= self.remove(netlink, part)?;
         }
         // The local route serves all interfaces of the host that are connected to the fabric.
-        if netlink.arrival_interfaces(ARRIVAL_TABLE)?.is_empty() {
+        if netlink.arrival_interfaces()?.is_empty() {
             self.remove(netlink, HostPart::LocalRoute)?;
         }
         Ok(HostRemoval { interface: self.interface.clone(), was_up })

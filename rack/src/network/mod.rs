@@ -1,11 +1,13 @@
 //! Links, addresses, routes and host settings, made with netlink in the calling thread's namespace.
 //!
-//! * `netlink`: links, addresses and neighbours; `route`: routes and rules; `sysctl`: settings.
+//! * `netlink`: links, addresses and neighbours; `route`: routes and rules; `rule`: the rules of a
+//!   host; `sysctl`: settings.
 //! * `host`: all that an endpoint's interface needs; `watch`: keeps it so.
 
 pub mod host;
 mod netlink;
 mod route;
+mod rule;
 mod sysctl;
 pub mod watch;
 
@@ -27,6 +29,17 @@ pub enum NetworkError {
         action: String,
         /// The elapsed time.
         waited: Duration,
+    },
+    /// A rule of another program is where one of BlueBridge's is made or removed, and the kernel takes one for the other.
+    #[error(
+        "a rule of another program with the priority {priority} has all conditions of BlueBridge's for {interface} \
+         and more; give it another priority (`ip -6 rule`)"
+    )]
+    ForeignRule {
+        /// The interface.
+        interface: String,
+        /// The priority of both rules.
+        priority: u32,
     },
     /// The kernel refused a netlink request.
     #[error("the kernel refused to {action}: {source}")]

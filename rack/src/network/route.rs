@@ -10,12 +10,12 @@ use rtnetlink::packet_route::IpProtocol;
 use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteScope, RouteType,
 };
-use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage, RulePortRange};
+use rtnetlink::packet_route::rule::RuleMessage;
 use rtnetlink::{IpVersion, RouteMessageBuilder};
 use rustix::io::Errno;
 
 use super::netlink::{check_interface_name, existed};
-use super::{Netlink, NetworkError};
+use super::{Netlink, NetworkError, rule};
 
 impl Netlink {
     /// Routes `prefix` through a gateway that needs no other route.
@@ -161,165 +161,110 @@ impl Netlink {
         )
     }
 
-    /// Directs packets for `prefix` that arrive on `interface` to `table`; returns whether the rule is new.
-    pub fn add_arrival_rule(
-        &self,
-        interface: &str,
-        prefix: Ipv6Net,
-        table: u32,
-        priority: u32,
-    ) -> Result<bool, NetworkError> {
+    /// Directs packets of the fabric that arrive on `interface` to the arrival table; returns whether the rule is new.
+    ///
+    /// # Errors
+    /// The kernel refused, or takes another program's rule for this one.
+    pub fn add_arrival_rule(&self, interface: &str) -> Result<bool, NetworkError> {
         check_interface_name(interface)?;
-        let request = self
-            .handle
-            .rule()
-            .add()
-            .v6()
-            .input_interface(interface)
-            .destination_prefix(prefix.addr(), prefix.prefix_len())
-            .table_id(table)
-            .priority(priority)
-            .action(RuleAction::ToTable);
-        let result = self.execute(|| format!("add the rule of {interface}"), request.execute());
-        match result {
+        self.add_rule(interface, &rule::arrival(interface))
+    }
+
+    /// Removes the rule of [`Self::add_arrival_rule`]; returns whether there was one.
+    ///
+    /// # Errors
+    /// The kernel refused, or would remove another program's rule.
+    pub fn delete_arrival_rule(&self, interface: &str) -> Result<bool, NetworkError> {
+        self.delete_rule(interface, &rule::arrival(interface))
+    }
+
+    /// The interfaces whose arrivals are directed to the arrival table.
+    ///
+    /// # Errors
+    /// The kernel does not respond.
+    pub fn arrival_interfaces(&self) -> Result<Vec<String>, NetworkError> {
+        let rules = self.rules()?;
+        let interfaces = rules.iter().filter_map(|it| {
+            rule::interface(it).filter(|name| rule::is_same(it, &rule::arrival(name)))
+        });
+        Ok(interfaces.map(str::to_owned).collect())
+    }
+
+    /// Adds rules before the arrival rule that let no RDMA packet through to an address which the host does not have.
+    ///
+    /// # Errors
+    /// The kernel refused, or takes another program's rule for one of these.
+    pub fn add_rdma_guard(&self, interface: &str) -> Result<(), NetworkError> {
+        check_interface_name(interface)?;
+        // What drops comes first: no moment lets such a packet through.
+        let mut rules = rule::guard(interface).into_iter().rev();
+        rules.try_for_each(|made| self.add_rule(interface, &made).map(drop))
+    }
+
+    /// Whether all rules of [`Self::add_rdma_guard`] are there.
+    ///
+    /// # Errors
+    /// The kernel does not respond.
+    pub fn has_rdma_guard(&self, interface: &str) -> Result<bool, NetworkError> {
+        let rules = self.rules()?;
+        let is_there = |made| rules.iter().any(|found| rule::is_same(found, made));
+        Ok(rule::guard(interface).iter().all(is_there))
+    }
+
+    /// Removes the rules of [`Self::add_rdma_guard`], the dropping one last; returns whether there were any.
+    ///
+    /// # Errors
+    /// The kernel refused, or would remove another program's rule.
+    pub fn delete_rdma_guard(&self, interface: &str) -> Result<bool, NetworkError> {
+        let mut was_there = false;
+        for made in rule::guard(interface) {
+            was_there |= self.delete_rule(interface, &made)?;
+        }
+        Ok(was_there)
+    }
+
+    fn rules(&self) -> Result<Vec<RuleMessage>, NetworkError> {
+        let request = self.handle.rule().get(IpVersion::V6);
+        self.execute(|| "list the rules".to_owned(), request.execute().try_collect())
+    }
+
+    /// Adds a rule; returns whether it is new.
+    fn add_rule(&self, interface: &str, made: &RuleMessage) -> Result<bool, NetworkError> {
+        let mut request = self.handle.rule().add();
+        *request.message_mut() = made.clone();
+        match self.execute(|| format!("add a rule of {interface}"), request.execute()) {
             Ok(()) => Ok(true),
             Err(NetworkError::Netlink { source, .. })
                 if source.kind() == io::ErrorKind::AlreadyExists =>
             {
-                Ok(false)
+                // For the kernel, one with another source is the same.
+                if self.rules()?.iter().any(|found| rule::is_same(found, made)) {
+                    Ok(false)
+                } else {
+                    Err(foreign(interface, rule::priority(made)))
+                }
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Removes every rule that directs arrivals on `interface` to `table`; returns their number.
-    pub fn delete_arrival_rules(&self, interface: &str, table: u32) -> Result<usize, NetworkError> {
-        let mut count = 0;
-        for rule in self.rules(table)? {
-            if rule_interface(&rule) == Some(interface) {
-                let request = self.handle.rule().del(rule);
-                self.execute(|| format!("remove the rule of {interface}"), request.execute())?;
-                count += 1;
-            }
+    /// Removes a rule; returns whether it was there.
+    fn delete_rule(&self, interface: &str, made: &RuleMessage) -> Result<bool, NetworkError> {
+        let rules = self.rules()?;
+        if !rules.iter().any(|found| rule::is_same(found, made)) {
+            return Ok(false);
         }
-        Ok(count)
-    }
-
-    /// The interfaces whose arrivals are directed to `table`.
-    pub fn arrival_interfaces(&self, table: u32) -> Result<Vec<String>, NetworkError> {
-        let rules = self.rules(table)?;
-        Ok(rules.iter().filter_map(rule_interface).map(str::to_owned).collect())
-    }
-
-    fn rules(&self, table: u32) -> Result<Vec<RuleMessage>, NetworkError> {
-        let rules = self.all_rules()?.into_iter();
-        Ok(rules.filter(|rule| rule_table(rule) == table && !is_guard(rule)).collect())
-    }
-
-    fn all_rules(&self) -> Result<Vec<RuleMessage>, NetworkError> {
-        let request = self.handle.rule().get(IpVersion::V6);
-        self.execute(|| "list the rules".to_owned(), request.execute().try_collect())
-    }
-
-    /// Of the packets for `prefix` that arrive on `interface`, directs only TCP, ICMPv6, and UDP of other ports than that of
-    /// RDMA to `table`, and drops all others. They are before the arrival rule, and after the addresses that the host has.
-    pub fn add_rdma_guard(
-        &self,
-        interface: &str,
-        prefix: Ipv6Net,
-        table: u32,
-    ) -> Result<(), NetworkError> {
-        check_interface_name(interface)?;
-        // What drops comes first: no moment lets such a packet through.
-        let rules: Vec<_> = (GUARD_PRIORITY..).zip(GUARDS).collect();
-        for (priority, allowed) in rules.into_iter().rev() {
-            let mut request = self
-                .handle
-                .rule()
-                .add()
-                .v6()
-                .input_interface(interface)
-                .destination_prefix(prefix.addr(), prefix.prefix_len())
-                .priority(priority);
-            request = match allowed {
-                None => request.action(RuleAction::Blackhole),
-                Some((protocol, ports)) => {
-                    let mut request = request.table_id(table).action(RuleAction::ToTable);
-                    let attributes = &mut request.message_mut().attributes;
-                    attributes.push(RuleAttribute::IpProtocol(protocol));
-                    attributes.extend(ports.map(RuleAttribute::DestinationPortRange));
-                    request
-                }
-            };
-            let done = self.execute(|| format!("guard RDMA of {interface}"), request.execute());
-            match done {
-                Err(NetworkError::Netlink { source, .. })
-                    if source.kind() == io::ErrorKind::AlreadyExists => {}
-                other => other?,
-            }
+        if let Some(priority) = rule::in_the_way(&rules, made) {
+            return Err(foreign(interface, Some(priority)));
         }
-        Ok(())
-    }
-
-    /// Whether all rules of [`Self::add_rdma_guard`] are there.
-    pub fn has_rdma_guard(&self, interface: &str) -> Result<bool, NetworkError> {
-        let rules = self.all_rules()?;
-        let is_there = |priority| {
-            rules.iter().any(|rule| {
-                rule_priority(rule) == Some(priority) && rule_interface(rule) == Some(interface)
-            })
-        };
-        Ok((GUARD_PRIORITY..).take(GUARDS.len()).all(is_there))
-    }
-
-    /// Removes the rules of [`Self::add_rdma_guard`], the dropping one last; returns whether there were any.
-    pub fn delete_rdma_guard(&self, interface: &str) -> Result<bool, NetworkError> {
-        let mut rules = self.all_rules()?;
-        rules.retain(|rule| is_guard(rule) && rule_interface(rule) == Some(interface));
-        rules.sort_by_key(rule_priority);
-        let is_there = !rules.is_empty();
-        for rule in rules {
-            let request = self.handle.rule().del(rule);
-            self.execute(|| format!("remove the guard of {interface}"), request.execute())?;
-        }
-        Ok(is_there)
+        let request = self.handle.rule().del(made.clone());
+        existed(self.execute(|| format!("remove a rule of {interface}"), request.execute()))
     }
 }
 
-/// The port of RDMA over UDP (RoCE version 2).
-const RDMA_PORT: u16 = 4791;
-
-/// The first of the priorities of a guard's rules, which end before that of the arrival rule.
-const GUARD_PRIORITY: u32 = 1865;
-
-/// What a guard lets through, in the order of priorities, and then nothing else. The rules name what is let through, not
-/// what is dropped: in a fragment the kernel sees no ports, and behind other headers no UDP.
-const GUARDS: [Option<Allowed>; 5] = [
-    Some((IpProtocol::Udp, Some(RulePortRange { start: 1, end: RDMA_PORT - 1 }))),
-    Some((IpProtocol::Udp, Some(RulePortRange { start: RDMA_PORT + 1, end: LAST_PORT }))),
-    Some((IpProtocol::Tcp, None)),
-    Some((IpProtocol::Other(ICMPV6), None)),
-    None,
-];
-
-/// The kernel allows no rule with the port 65,535.
-const LAST_PORT: u16 = u16::MAX - 1;
-
-/// A protocol, and the ports that packets are sent to.
-type Allowed = (IpProtocol, Option<RulePortRange>);
-
-const ICMPV6: i32 = 58;
-
-fn is_guard(rule: &RuleMessage) -> bool {
-    let mut priorities = (GUARD_PRIORITY..).take(GUARDS.len());
-    rule_priority(rule).is_some_and(|priority| priorities.any(|it| it == priority))
-}
-
-fn rule_priority(rule: &RuleMessage) -> Option<u32> {
-    rule.attributes.iter().find_map(|attribute| match attribute {
-        RuleAttribute::Priority(priority) => Some(*priority),
-        _ => None,
-    })
+fn foreign(interface: &str, priority: Option<u32>) -> NetworkError {
+    let priority = priority.unwrap_or_default();
+    NetworkError::ForeignRule { interface: interface.to_owned(), priority }
 }
 
 /// A usual metric (`IP6_RT_PRIO_USER`), to which the number of the interface is added.
@@ -375,19 +320,4 @@ fn route_table(route: &RouteMessage) -> u32 {
         _ => None,
     });
     attribute.unwrap_or_else(|| u32::from(route.header.table))
-}
-
-fn rule_interface(rule: &RuleMessage) -> Option<&str> {
-    rule.attributes.iter().find_map(|attribute| match attribute {
-        RuleAttribute::Iifname(name) => Some(name.as_str()),
-        _ => None,
-    })
-}
-
-fn rule_table(rule: &RuleMessage) -> u32 {
-    let attribute = rule.attributes.iter().find_map(|attribute| match attribute {
-        RuleAttribute::Table(table) => Some(*table),
-        _ => None,
-    });
-    attribute.unwrap_or_else(|| u32::from(rule.header.table))
 }

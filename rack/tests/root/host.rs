@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::net::{Ipv6Addr, SocketAddrV6, UdpSocket};
 use std::os::fd::AsFd;
+use std::process::Command;
 use std::time::Duration;
 
 use bluebridge_p4::pipeline::MacAddr;
@@ -145,7 +146,7 @@ fn setting_up_twice_changes_nothing() {
     let again = pair.near.enter(|| {
         let netlink = Netlink::open()?;
         let report = HostFabric::new("eth0").up(&netlink)?;
-        Ok::<_, NetworkError>((report, netlink.arrival_interfaces(187)?))
+        Ok::<_, NetworkError>((report, netlink.arrival_interfaces()?))
     });
     let (report, interfaces) = again.expect("entered").expect("up");
     assert!(!report.rule_added);
@@ -240,7 +241,7 @@ fn a_host_that_is_not_set_up_is_an_error_that_names_the_command() {
     let change = |change: fn(&Netlink) -> Result<(), NetworkError>| {
         pair.near.enter(|| change(&Netlink::open()?)).expect("entered").expect("changed");
     };
-    change(|netlink| netlink.delete_arrival_rules("eth0", 187).map(drop));
+    change(|netlink| netlink.delete_arrival_rule("eth0").map(drop));
     let error = check().expect_err("it cannot receive").to_string();
     assert!(error.contains("are not delivered"), "{error}");
     change(|netlink| HostFabric::new("eth0").restore(netlink).map(drop));
@@ -363,4 +364,59 @@ fn a_guarded_host_gets_rdma_packets_only_for_addresses_that_it_has() {
     near(&|netlink| with_gateway(FAR).up(netlink).map(|report| report.rule_added));
     assert!(arrives(&rdma, pointer, 64), "without the guard");
     assert!(arrives(&rdma, pointer, 20_000), "without the guard, in fragments");
+}
+
+#[test]
+fn rules_of_another_program_are_not_taken_for_the_guard_and_stay() {
+    let pair = Pair::new("rack-host-rules");
+    pair.up();
+    let guarded = with_gateway(FAR).guarding_rdma(true);
+    // Each has the priority and the interface of one of the guard's, and differs in one thing.
+    let others = [
+        "pref 1865 iif eth0 to fdbb::/16 ipproto udp dport 1-4789 lookup 187",
+        "pref 1866 iif eth0 to fdbb::/32 ipproto udp dport 4792-65534 lookup 187",
+        "pref 1867 iif eth0 to fdbb::/16 ipproto sctp lookup 187",
+        "pref 1868 iif eth0 to fdbb::/16 ipproto ipv6-icmp lookup 188",
+        "pref 1869 iif eth0 to fdbb::/16 ipproto tcp blackhole",
+        "pref 1870 iif eth0 to fdbb:8::/32 lookup 187",
+    ];
+    let listed = || {
+        let list = || Command::new("ip").args(["-6", "rule", "list"]).output().expect("listed");
+        let output = pair.near.enter(list).expect("entered");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let near = |change: &(dyn Fn(&Netlink) -> Result<bool, NetworkError> + Sync)| {
+        pair.near.enter(|| change(&Netlink::open()?)).expect("entered")
+    };
+    near(&|netlink| guarded.down(netlink).map(|_| true)).expect("down");
+    let without = listed();
+    for other in others {
+        pair.near.enter(|| ip(&format!("-6 rule add {other}"))).expect("entered");
+    }
+    let before = listed();
+    let missing = |part| near(&|netlink| Ok(guarded.missing(netlink)?.contains(&part)));
+    assert!(missing(HostPart::RdmaGuard).expect("listed"));
+    assert!(missing(HostPart::ArrivalRule).expect("listed"));
+    assert!(!near(&|netlink| guarded.down(netlink).map(|it| it.was_up)).expect("down"));
+    assert_eq!(listed(), before, "nothing of the fabric was there");
+    assert!(near(&|netlink| guarded.up(netlink).map(|it| it.rule_added)).expect("up"));
+    assert!(!missing(HostPart::RdmaGuard).expect("listed"));
+    assert_eq!(listed().lines().count(), before.lines().count() + 6);
+    assert!(!near(&|netlink| guarded.up(netlink).map(|it| it.rule_added)).expect("up again"));
+    // One that is missing is made again.
+    pair.near.enter(|| ip("-6 rule del pref 1867 iif eth0 ipproto tcp")).expect("entered");
+    assert!(missing(HostPart::RdmaGuard).expect("listed"));
+    near(&|netlink| guarded.restore(netlink).map(|_| true)).expect("restored");
+    assert!(near(&|netlink| guarded.down(netlink).map(|it| it.was_up)).expect("down"));
+    assert_eq!(listed(), before);
+
+    // Without what it has more, the kernel would remove this one in the place of the guard's, and takes it for that.
+    let more = "pref 1869 iif eth0 from fd00::/8 to fdbb::/16 blackhole";
+    pair.near.enter(|| ip(&format!("-6 rule add {more} table main"))).expect("entered");
+    let before = listed();
+    let error = near(&|netlink| guarded.up(netlink).map(|it| it.rule_added));
+    let error = error.expect_err("there is another rule").to_string();
+    assert!(error.contains("1869"), "{error}");
+    assert_eq!(listed(), before);
+    assert!(before.starts_with(without.lines().next().expect("a line")));
 }

@@ -188,7 +188,11 @@ impl World {
     fn store_record(&mut self, place: usize, words: &[usize]) {
         let values = self.places[place].record.words();
         for word in words {
-            self.push(Step { place, store: Some((*word, values[*word])), ..Step::default() });
+            self.push(Step {
+                place,
+                store: Some((*word, u64::from_le(values[*word]))),
+                ..Step::default()
+            });
         }
     }
 
