@@ -785,10 +785,11 @@ fn notices_of_memory_that_has_moved_arrive() {
     let first = base.location.page();
     let pages = first..first + LINE_PAGES as u64;
     await_moved(&rack, migrate(&rack, home, taker, &pages));
-    let is_told = |base: Pointer, pages: u32| {
+    let is_told = |base: Pointer, pages: u64| {
         let next = || notices.next_within(Duration::from_millis(100));
-        std::iter::from_fn(next)
-            .any(|of| (of.kind, of.pointer, of.pages) == (NoticeKind::Invalidate, base, pages))
+        std::iter::from_fn(next).any(|of| {
+            (of.kind, of.pointer, u64::from(of.pages)) == (NoticeKind::Invalidate, base, pages)
+        })
     };
     // Each server learns with a heartbeat that the space has a subscriber.
     until("zeroes are told of", || {
@@ -801,5 +802,5 @@ fn notices_of_memory_that_has_moved_arrive() {
         is_told(region.base(), 1)
     });
     other.delete(region).expect("it is ours");
-    until("the end of the allocation is told of", || is_told(base, LINE_PAGES as u32));
+    until("the end of the allocation is told of", || is_told(base, LINE_PAGES as u64));
 }
