@@ -472,3 +472,44 @@ impl Drop for Membership {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_roster_knows_memory_nodes_as_long_as_the_membership_lasts() {
+        let generation = ArenaGeneration::default();
+        let node = MemoryNodeStatus {
+            node: NodeId(3),
+            name: "s3".to_owned(),
+            live: false,
+            generation,
+            shard_count: 1,
+            capacity_pages: 8,
+            free_pages: 8,
+        };
+        let snapshot = Snapshot {
+            version: 1,
+            connection: Connection::Connected,
+            memory_nodes: vec![node.clone()].into(),
+            range_epoch: 1,
+            piece_bytes: 4096,
+            installed: true,
+            notices_wanted: false,
+            last_generation: generation,
+        };
+        let shared = Arc::new(Shared::new(snapshot, 0));
+        let roster = Roster(Arc::downgrade(&shared));
+        let known = || [3, 4].map(|node| roster.is_memory_node(NodeId(node)));
+        assert_eq!(known(), [true, false], "also a silent one");
+        shared.change(|snapshot| {
+            let joined = MemoryNodeStatus { node: NodeId(4), ..node.clone() };
+            snapshot.memory_nodes = vec![joined].into();
+            true
+        });
+        assert_eq!(known(), [false, true]);
+        drop(shared);
+        assert_eq!(known(), [false; 2]);
+    }
+}

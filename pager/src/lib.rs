@@ -44,7 +44,7 @@ mod report;
 pub use counters::Statistics;
 pub use error::{Error, EvictionFailure, PageError};
 pub use fork::Forking;
-pub use kernel::userfault::{FaultScope, UserfaultError};
+pub use kernel::userfault::{FaultScope, UserfaultError, probe};
 pub use options::{FaultMode, OnFailure, RegionOptions};
 pub use region::{Mechanisms, Observer, Pinned, PinnedMut, RemoteRegion};
 pub use remote::RemoteMemory;

@@ -1,5 +1,7 @@
 //! `bluebridge host`: connects a real interface of this machine to the fabric.
 
+mod check;
+
 use bluebridge_rack::network::host::HostFabric;
 use bluebridge_rack::network::watch::{InterfaceWatch, Wanted};
 use bluebridge_rack::network::{Netlink, NetworkError};
@@ -19,6 +21,8 @@ pub(super) enum HostCommand {
     Up(Up),
     /// Undo `host up`
     Down(Interface),
+    #[command(name = "check")]
+    Check(check::Check),
     /// Send complete checksums and no trains through the interface, as every switch outside the kernel needs
     NoOffload(Interface),
 }
@@ -65,6 +69,7 @@ fn explained(error: NetworkError) -> anyhow::Error {
 pub(super) fn run(command: HostCommand, global: Global) -> anyhow::Result<Exit> {
     let netlink = Netlink::open()?;
     match command {
+        HostCommand::Check(asked) => return check::run(asked, global),
         HostCommand::Up(Up {
             interface: Interface { interface },
             guard_rdma,

@@ -48,7 +48,7 @@ pub(super) struct MemoryServer {
     /// Memory to serve, for example 256M or 8G; this is also the limit for pages
     #[arg(long, value_name = "SIZE", default_value = "256M")]
     memory: ByteSize,
-    /// Serving cores, each with an equal share of the memory, rounded down to 2 MiB
+    /// Serving cores, each with an equal share of the memory, rounded down to 2 MiB (to 4 KiB if it is smaller)
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     shards: u16,
     /// The most pages that a space may have on this server. By default the served spaces have equal
@@ -203,7 +203,7 @@ fn serve(options: MemoryServer) -> anyhow::Result<Exit> {
         tracing::warn!(
             served_bytes,
             asked_bytes = options.memory.0,
-            "less memory is served than --memory says: each of the {} serving cores has a multiple of 2 MiB",
+            "less memory is served than --memory says: the equal shares of {} serving cores are rounded down",
             options.shards
         );
     }

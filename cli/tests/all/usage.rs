@@ -273,6 +273,29 @@ fn files_that_are_missing_are_wrong_usage() {
 }
 
 #[test]
+fn what_a_machine_lacks_is_shown_with_what_to_do() {
+    let check = ["host", "check", "--interface", "lo"];
+    let output = call(&[&check[..], &["--json"]].concat());
+    let shown: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(output.status.code(), Some(1), "it leads to no fabric: {shown}");
+    let abilities = shown["abilities"].as_array().expect("a list");
+    let names: Vec<_> = abilities.iter().map(|it| it["name"].as_str()).collect();
+    assert_eq!(names, ["fabric", "direct reads", "pager", "rdma"].map(Some));
+    let fabric = &abilities[0];
+    assert_eq!(fabric["is_ready"], false);
+    assert!(
+        fabric["words"].as_str().is_some_and(|it| it.contains("bluebridge host up")),
+        "{fabric}"
+    );
+    let is_told = |it: &Value| it["words"].as_str().is_some_and(|words| !words.is_empty());
+    assert!(abilities.iter().all(is_told), "{shown}");
+    let text = call(&check);
+    assert_eq!(text.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(names.iter().flatten().all(|name| text.contains(name)), "{text}");
+}
+
+#[test]
 fn a_result_that_cannot_be_printed_is_reported_with_a_remedy() {
     let mut command = Command::new(BINARY);
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("on every Linux");

@@ -100,7 +100,7 @@ pub enum MigrateError {
     },
     /// The taker is drained: what it took would have to move away again.
     #[error(
-        "an operator drains {server}; choose another server, or let it serve again with `bluebridge undrain {server}`"
+        "an operator drains {server}; choose another server, or let it serve again with `bluebridge undrain {server}` while it runs"
     )]
     Drained {
         /// The taker's name.

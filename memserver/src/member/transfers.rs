@@ -229,6 +229,9 @@ impl Transfers {
                 Some(Report::Released(*id))
             }
             Order::Learn(elsewhere) => {
+                // In place of an earlier version.
+                let is_earlier = |due: &Due| matches!(due, Due::Again(Order::Learn(of)) if of.home == elsewhere.home);
+                self.dues.retain(|due| !is_earlier(due));
                 self.learn(elsewhere, server)?;
                 let Elsewhere { home, version, .. } = *elsewhere;
                 Some(Report::Learned { home, version })

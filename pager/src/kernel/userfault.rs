@@ -70,6 +70,14 @@ pub enum UserfaultError {
     Registration(#[source] io::Error),
 }
 
+/// Whose page faults the system lets this process resolve.
+///
+/// # Errors
+/// [`UserfaultError`]: none, so there can be no remote memory.
+pub fn probe() -> Result<FaultScope, UserfaultError> {
+    Userfault::open(Delivery::Events).map(|userfault| userfault.scope())
+}
+
 /// A userfaultfd descriptor, ready for use.
 #[derive(Debug)]
 pub(crate) struct Userfault {

@@ -20,15 +20,19 @@ kill $!
 wait $!
 "#;
 
-/// The process that serves the disk is killed while the file system writes.
+/// The process that serves the disk is killed while the file system writes. Its lease is longer than these machines stand
+/// still on a busy host.
 const CLIENT: &str = r#"
+: >/tmp/log
+trap '[ $? = 0 ] || cat /tmp/log >&2' EXIT
+
 serve() {
-    "$BLUEBRIDGE" disk "$@" --socket /tmp/disk --lease 1s --connections 2 --lock no \
+    "$BLUEBRIDGE" disk "$@" --socket /tmp/disk --lease 4s --connections 2 --lock no \
         --deadline 60s --json \
         >/tmp/document 2>>/tmp/log &
     DISK=$!
     until grep -q '^}' /tmp/document; do
-        kill -0 $DISK || { cat /tmp/log >&2; exit 1; }
+        kill -0 $DISK || exit 1
         sleep 0.2
     done
 }

@@ -51,11 +51,12 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
                 .args(["--", "-D", "warnings"]),
         )?;
         // Every other build has them, so nothing else would notice a use without its feature.
-        let libraries = ["-p", "bluebridge", "-p", "bluebridge-controller"];
+        let libraries =
+            ["bluebridge", "bluebridge-controller", "bluebridge-pager", "bluebridge-preload"];
         step(
             "lints without optional features",
             Run::cargo(["clippy", "--lib", "--no-default-features", "--quiet"])
-                .args(libraries)
+                .args(libraries.into_iter().flat_map(|library| ["--package", library]))
                 .args(["--", "-D", "warnings"]),
         )?;
         timed("lints without clang", without_clang::lint)?;

@@ -52,7 +52,7 @@ pub(in crate::command) fn run(options: Drain, global: Global) -> anyhow::Result<
     drain(&controller, request, deadline)?;
     let mut shown = None;
     loop {
-        let found = patiently(|| drains(&controller, deadline))?;
+        let found = patiently(global.json, || drains(&controller, deadline))?;
         let Some(now) = found.into_iter().find(|it| it.server == u32::from(server.id)) else {
             anyhow::bail!("{} is not drained any more: an operator ended it", server.name);
         };

@@ -5,13 +5,14 @@ use std::ops::Range;
 use std::str::FromStr;
 
 use bluebridge_northbound::proto;
+use bluebridge_rack::control::ControlError;
 use bluebridge_rack::control::operations::{ALLOCATIONS_MAX, allocations, migrate};
 use bluebridge_wire::address::PAGE_SHIFT;
 use bluebridge_wire::{Pointer, PointerError};
 use clap::Args;
 use serde_json::json;
 
-use super::{Chosen, Servers};
+use super::{Chosen, Failures, Server, Servers};
 use crate::command::Global;
 use crate::exit::{Exit, UsageError};
 use crate::output;
@@ -109,7 +110,7 @@ pub(in crate::command) fn run(options: Migrate, global: Global) -> anyhow::Resul
     let request = proto::MigrateRequest { to: to.id.into(), ..request };
     let recorded = migrate(&chosen.controller, request, servers.deadline.0)?.migrations;
     if global.json {
-        output::json(&json!({ "migrations": recorded }))?;
+        output::json(&json!({ "migrations": recorded, "is_single_line": is_line }))?;
         return Ok(Exit::Ok);
     }
     let ids: Vec<String> = recorded.iter().map(u64::to_string).collect();
@@ -153,40 +154,64 @@ fn of_pointer(
 /// The pages of the allocation that begins at a pointer; `None` if no server lists one.
 ///
 /// The home lists it, also when its pages have moved. If the home is gone or has lost the memory, the server that has the
-/// first page does.
+/// first page does; one of the others that does not respond matters only if nobody lists it.
 fn allocated_pages(
     servers: &Servers,
     chosen: &Chosen,
     pointer: Pointer,
 ) -> anyhow::Result<Option<u64>> {
-    let begins_here = |found: &&proto::Allocation| {
-        let octets = <[u8; 16]>::try_from(found.pointer.as_slice()).unwrap_or_default();
-        let at = u128::from_be_bytes(octets);
-        at >> PAGE_SHIFT == u128::from(pointer.page_start().to_ipv6()) >> PAGE_SHIFT
-    };
-    let (homes, others): (Vec<_>, Vec<_>) =
-        chosen.servers.iter().partition(|server| server.id == pointer.node.0);
-    let of_home = homes.into_iter().map(|server| (server, pointer.location.page(), 1));
-    let of_others = others.into_iter().map(|server| (server, 0, ALLOCATIONS_MAX));
-    for (server, first, limit) in of_home.chain(of_others) {
-        let mut next = Some(first);
-        while let Some(from_page) = next {
-            let request = proto::AllocationsRequest {
-                server: server.id.into(),
-                space: servers.space.into(),
-                from_page,
-                limit,
-                client: None,
-            };
-            let listed = allocations(&chosen.controller, request, servers.deadline.0)?;
-            if let Some(found) = listed.allocations.iter().find(begins_here) {
-                return Ok(Some(found.pages.into()));
+    let generation = u32::from(pointer.location.generation().number());
+    let home = chosen.servers.iter().find(|server| server.id == pointer.node.0);
+    if let Some(home) = home.filter(|home| generation >= home.generation) {
+        let (listed, _) = list(servers, chosen, home, pointer.location.page(), 1)?;
+        return Ok(pages_from(&listed, pointer));
+    }
+    let mut failures = Failures::default();
+    for server in &chosen.servers {
+        let mut next = Some(0);
+        while let Some(from_page) = next.take() {
+            match list(servers, chosen, server, from_page, ALLOCATIONS_MAX) {
+                Ok((listed, following)) => {
+                    if let Some(pages) = pages_from(&listed, pointer) {
+                        return Ok(Some(pages));
+                    }
+                    // A position that moves backwards would cause an endless loop.
+                    next = following.filter(|next| *next > from_page);
+                }
+                Err(error) => failures.add(error),
             }
-            // A position that moves backwards would cause an endless loop.
-            next = listed.next_page.filter(|next| limit > 1 && *next > from_page);
         }
     }
-    Ok(None)
+    failures.end(None)
+}
+
+/// Allocations of a server, and where the next ones begin.
+fn list(
+    servers: &Servers,
+    chosen: &Chosen,
+    server: &Server,
+    from_page: u64,
+    limit: u32,
+) -> Result<(Vec<proto::Allocation>, Option<u64>), ControlError> {
+    let request = proto::AllocationsRequest {
+        server: server.id.into(),
+        space: servers.space.into(),
+        from_page,
+        limit,
+        client: None,
+    };
+    let listed = allocations(&chosen.controller, request, servers.deadline.0)?;
+    Ok((listed.allocations, listed.next_page))
+}
+
+/// The pages of the one of these allocations that begins at a pointer.
+fn pages_from(listed: &[proto::Allocation], pointer: Pointer) -> Option<u64> {
+    let page = pointer.page_start().to_ipv6().to_bits() >> PAGE_SHIFT;
+    let begins_here = |found: &&proto::Allocation| {
+        let octets = <[u8; 16]>::try_from(found.pointer.as_slice()).unwrap_or_default();
+        u128::from_be_bytes(octets) >> PAGE_SHIFT == page
+    };
+    listed.iter().find(begins_here).map(|found| found.pages.into())
 }
 
 #[cfg(test)]

@@ -111,7 +111,7 @@ fn show(Way { deadline, target }: &Way, watch: bool, global: Global) -> anyhow::
                 return Ok(Exit::Ok);
             }
             thread::sleep(PACE);
-            shown = patiently(|| migrations(&controller, deadline.0))?;
+            shown = patiently(global.json, || migrations(&controller, deadline.0))?;
         }
         news.clone_from(&shown);
         if !in_place && !global.json {

@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bluebridge_northbound::environment::SPACE_VARIABLE;
-use bluebridge_northbound::proto;
+use bluebridge_northbound::{MembershipError, proto};
 use bluebridge_rack::control::operations::ALLOCATIONS_MAX;
 use bluebridge_rack::control::{Contact, ControlError, controller_state};
 use bluebridge_rack::controller_report::{ControllerReport, NodeReport};
@@ -53,6 +53,8 @@ struct Server {
     id: u16,
     /// `draining` or `drained`, if an operator drains it.
     drain: Option<&'static str>,
+    /// The first generation of its present contents.
+    generation: u32,
 }
 
 /// The selected memory servers, and the connection to them.
@@ -89,13 +91,13 @@ impl Chosen {
         members.sort_by(|one, other| one.name.cmp(&other.name));
         let mut chosen =
             Self { controller, servers: Vec::new(), gone: Vec::new(), ended: Vec::new() };
-        for NodeReport { name, id, drain, state, .. } in members {
+        for NodeReport { name, id, drain, state, arena_generation: generation, .. } in members {
             let list = match (state, drain) {
                 ("gone", None) => &mut chosen.ended,
                 ("gone", Some(_)) => &mut chosen.gone,
                 _ => &mut chosen.servers,
             };
-            list.push(Server { name, id, drain });
+            list.push(Server { name, id, drain, generation });
         }
         chosen
     }
@@ -126,16 +128,20 @@ fn pick(servers: Vec<Server>, node: &str) -> Result<Server, UsageError> {
         .ok_or_else(|| no_such_node(node, names.iter().map(String::as_str)))
 }
 
-/// Asks the controller until it responds: it may be about to be started again.
+/// Asks the controller until it responds: it may be about to be started again. The first failure is printed, unless it
+/// is to be quiet.
 ///
 /// # Errors
-/// What it says; [`ControlError::Unreachable`] if it does not respond for [`RESTART`].
-fn patiently<T>(mut ask: impl FnMut() -> Result<T, ControlError>) -> Result<T, ControlError> {
+/// What the controller says; the last failure, if it does not respond for [`RESTART`].
+fn patiently<T>(
+    is_quiet: bool,
+    mut ask: impl FnMut() -> Result<T, ControlError>,
+) -> Result<T, ControlError> {
     let began = Instant::now();
-    let mut is_told = false;
+    let mut is_told = is_quiet;
     loop {
         match ask() {
-            Err(error @ ControlError::Unreachable { .. }) if began.elapsed() < RESTART => {
+            Err(error) if is_of_restart(&error) && began.elapsed() < RESTART => {
                 if !std::mem::replace(&mut is_told, true) {
                     crate::output::complain(&format!("{error}; asking again"));
                 }
@@ -143,6 +149,15 @@ fn patiently<T>(mut ask: impl FnMut() -> Result<T, ControlError>) -> Result<T, C
             }
             answer => return answer,
         }
+    }
+}
+
+/// Whether a controller that is started again may be the reason: it is not there yet, or ended before it responded.
+fn is_of_restart(error: &ControlError) -> bool {
+    match error {
+        ControlError::Unreachable { .. } => true,
+        ControlError::Connection(broken) => matches!(**broken, MembershipError::Closed { .. }),
+        _ => false,
     }
 }
 
@@ -248,10 +263,26 @@ mod tests {
     }
 
     #[test]
+    fn what_a_restart_of_the_controller_causes_is_waited_for() {
+        let nobody: std::net::SocketAddr = ([127, 0, 0, 1], 1).into();
+        let peer = bluebridge_rack::control::Peer::Controller;
+        let unreachable =
+            || ControlError::Unreachable { peer, address: nobody, reason: "refused".to_owned() };
+        let broken = |error| ControlError::Connection(Box::new(error));
+        let (uri, reason) = (String::new(), String::new());
+        let closed = MembershipError::Closed { uri, reason, source: None };
+        let mut answers = vec![Ok(7), Err(broken(closed)), Err(unreachable())];
+        let answer = patiently(true, || answers.pop().expect("it ends"));
+        assert_eq!(answer.expect("the third one"), 7);
+        let mut refusals = vec![Err::<(), _>(broken(MembershipError::Taken("x".to_owned())))];
+        assert!(patiently(true, || refusals.pop().expect("asked once")).is_err());
+    }
+
+    #[test]
     fn a_server_has_a_name_or_an_id() {
         let servers = || {
             [("s1", 2), ("s2", 1)]
-                .map(|(name, id)| Server { name: name.to_owned(), id, drain: None })
+                .map(|(name, id)| Server { name: name.to_owned(), id, drain: None, generation: 1 })
                 .to_vec()
         };
         for (text, id) in [("s1", 2), ("1", 1), ("2", 2)] {
