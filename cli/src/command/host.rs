@@ -69,7 +69,7 @@ fn explained(error: NetworkError) -> anyhow::Error {
 pub(super) fn run(command: HostCommand, global: Global) -> anyhow::Result<Exit> {
     let netlink = Netlink::open()?;
     match command {
-        HostCommand::Check(asked) => return check::run(asked, global),
+        HostCommand::Check(asked) => return check::run(asked, &netlink, global),
         HostCommand::Up(Up {
             interface: Interface { interface },
             guard_rdma,

@@ -274,13 +274,21 @@ fn files_that_are_missing_are_wrong_usage() {
 
 #[test]
 fn what_a_machine_lacks_is_shown_with_what_to_do() {
+    // Root attaches a program to the interface for a moment, which must not be the machine's.
+    let call = |arguments: &[&str]| {
+        let mut command = Command::new(if is_root() { "unshare" } else { BINARY });
+        if is_root() {
+            command.args(["--net", BINARY]);
+        }
+        command.args(arguments).stdin(Stdio::null()).output().expect("runs")
+    };
     let check = ["host", "check", "--interface", "lo"];
     let output = call(&[&check[..], &["--json"]].concat());
     let shown: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(output.status.code(), Some(1), "it leads to no fabric: {shown}");
     let abilities = shown["abilities"].as_array().expect("a list");
     let names: Vec<_> = abilities.iter().map(|it| it["name"].as_str()).collect();
-    assert_eq!(names, ["fabric", "direct reads", "pager", "rdma"].map(Some));
+    assert_eq!(names, ["fabric", "direct reads", "pager", "unmodified programs", "rdma"].map(Some));
     let fabric = &abilities[0];
     assert_eq!(fabric["is_ready"], false);
     assert!(
@@ -292,6 +300,8 @@ fn what_a_machine_lacks_is_shown_with_what_to_do() {
     let text = call(&check);
     assert_eq!(text.status.code(), Some(1));
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    let (code, said) = result_of(&call(&["host", "check", "--interface", "nope"]));
+    assert!(code == Some(2) && said.contains("nope"), "{code:?}: {said}");
     assert!(names.iter().flatten().all(|name| text.contains(name)), "{text}");
 }
 

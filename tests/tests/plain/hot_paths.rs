@@ -89,7 +89,7 @@ impl Server {
 }
 
 #[test]
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", debug_assertions))]
 fn a_server_handles_requests_within_their_budgets() {
     let config = Config::new(SPACE, SERVER, 1, 1);
     let responder = Responder::new(&config).expect("a good configuration");
@@ -197,7 +197,7 @@ impl Transport for Echo {
 }
 
 #[test]
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", debug_assertions))]
 fn a_client_executes_operations_within_their_budgets() {
     let capabilities = Capabilities {
         name: "echo",

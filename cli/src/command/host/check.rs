@@ -1,9 +1,10 @@
 //! `bluebridge host check`: what this machine can do with BlueBridge, and what is missing for the rest.
 
 use bluebridge_memserver::direct;
+use bluebridge_northbound::environment::SPACE_VARIABLE;
 use bluebridge_pager::FaultScope;
-use bluebridge_rack::network::Netlink;
 use bluebridge_rack::network::host::HostFabric;
+use bluebridge_rack::network::{Netlink, NetworkError};
 use bluebridge_wire::Space;
 use clap::Args;
 use serde::Serialize;
@@ -23,7 +24,7 @@ pub(in crate::command) struct Check {
     #[command(flatten)]
     interface: Interface,
     /// The space (tenant) whose pointers are looked at
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, env = SPACE_VARIABLE, value_name = "N", default_value_t = 1)]
     space: u16,
 }
 
@@ -43,22 +44,31 @@ impl Ability {
     }
 }
 
-pub(super) fn run(asked: Check, global: Global) -> anyhow::Result<Exit> {
+pub(super) fn run(asked: Check, netlink: &Netlink, global: Global) -> anyhow::Result<Exit> {
     let Check { interface: Interface { interface }, space } = asked;
-    let netlink = Netlink::open()?;
-    let fabric = HostFabric::new(&interface).check(&netlink, Space(space));
+    let fabric = match HostFabric::new(&interface).check(netlink, Space(space)) {
+        Ok(()) => Ok(format!("{interface} sends and receives pointers")),
+        Err(missing @ NetworkError::NotInFabric { .. }) => Err(missing.to_string()),
+        // Nothing else can be found out either.
+        Err(error) => return Err(error.into()),
+    };
     let leads_to_fabric = fabric.is_ok();
-    let fabric = fabric.map(|()| format!("{interface} sends and receives pointers"));
     let direct = direct::probe(&interface);
+    let direct = direct.map(|()| {
+        format!("the kernel can answer READs on {interface}, of memory that is kept in a file")
+    });
+    let scope = bluebridge_pager::probe();
+    let programs = match scope {
+        Ok(FaultScope::UserAndKernel) => Ok("`bluebridge run` gives them remote memory".to_owned()),
+        Ok(FaultScope::UserOnly) => Err(USER_ONLY.to_owned()),
+        Err(_) => Err("they need a pager".to_owned()),
+    };
+    let pager = scope.map(|_| "userfaultfd resolves page faults of its own regions".to_owned());
     let abilities = [
-        Ability::of("fabric", fabric.map_err(|error| error.to_string())),
-        Ability::of(
-            "direct reads",
-            direct
-                .map(|()| format!("the kernel can answer READs on {interface}"))
-                .map_err(|reason| reason.to_string()),
-        ),
-        Ability::of("pager", pager()),
+        Ability::of("fabric", fabric),
+        Ability::of("direct reads", direct.map_err(|reason| reason.to_string())),
+        Ability::of("pager", pager.map_err(|error| error.to_string())),
+        Ability::of("unmodified programs", programs),
         Ability::of("rdma", rdma()),
     ];
     if global.json {
@@ -73,24 +83,17 @@ pub(super) fn run(asked: Check, global: Global) -> anyhow::Result<Exit> {
     Ok(if leads_to_fabric { Exit::Ok } else { Exit::Failure })
 }
 
-/// Whether unmodified programs can have remote memory.
-fn pager() -> Result<String, String> {
-    match bluebridge_pager::probe() {
-        Ok(FaultScope::UserAndKernel) => Ok("userfaultfd resolves all page faults".to_owned()),
-        Ok(FaultScope::UserOnly) => Ok("userfaultfd resolves faults of programs, and not of \
-                                        system calls on their behalf, which need root or \
-                                        `sysctl vm.unprivileged_userfaultfd=1`"
-            .to_owned()),
-        Err(error) => Err(error.to_string()),
-    }
-}
+/// As the preloaded library says.
+const USER_ONLY: &str = "system calls on memory that is not local would fail: run as root, allow access to \
+                         /dev/userfaultfd, or `sysctl vm.unprivileged_userfaultfd=1`";
 
 #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64"))]
 fn rdma() -> Result<String, String> {
-    match bluebridge_rdma::device_names() {
-        Ok(names) => Ok(format!("there is {}; nothing uses it yet", names.join(", "))),
-        Err(error) => Err(error.to_string()),
+    let names = bluebridge_rdma::device_names().map_err(|error| error.to_string())?;
+    for name in &names {
+        bluebridge_rdma::Device::open(name).map_err(|error| error.to_string())?;
     }
+    Ok(format!("{} can be opened; nothing uses it yet", names.join(", ")))
 }
 
 #[cfg(not(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64")))]

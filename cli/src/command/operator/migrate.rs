@@ -12,7 +12,7 @@ use bluebridge_wire::{Pointer, PointerError};
 use clap::Args;
 use serde_json::json;
 
-use super::{Chosen, Failures, Server, Servers};
+use super::{Chosen, Server, Servers};
 use crate::command::Global;
 use crate::exit::{Exit, UsageError};
 use crate::output;
@@ -166,7 +166,7 @@ fn allocated_pages(
         let (listed, _) = list(servers, chosen, home, pointer.location.page(), 1)?;
         return Ok(pages_from(&listed, pointer));
     }
-    let mut failures = Failures::default();
+    let mut failure = None;
     for server in &chosen.servers {
         let mut next = Some(0);
         while let Some(from_page) = next.take() {
@@ -178,11 +178,11 @@ fn allocated_pages(
                     // A position that moves backwards would cause an endless loop.
                     next = following.filter(|next| *next > from_page);
                 }
-                Err(error) => failures.add(error),
+                Err(error) => failure = failure.or(Some(error)),
             }
         }
     }
-    failures.end(None)
+    failure.map_or(Ok(None), |error| Err(error.into()))
 }
 
 /// Allocations of a server, and where the next ones begin.

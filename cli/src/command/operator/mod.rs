@@ -143,7 +143,7 @@ fn patiently<T>(
         match ask() {
             Err(error) if is_of_restart(&error) && began.elapsed() < RESTART => {
                 if !std::mem::replace(&mut is_told, true) {
-                    crate::output::complain(&format!("{error}; asking again"));
+                    crate::output::complain("the controller does not respond; asking again");
                 }
                 thread::sleep(PAUSE);
             }
